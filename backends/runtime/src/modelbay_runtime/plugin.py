@@ -1,0 +1,1 @@
+"""What modelbay-runtime adds to Modelbay. Imports nothing heavy."""

@@ -1,0 +1,1 @@
+"""Triton kernels for the ops of Modelbay that belong to no model family."""

@@ -1,0 +1,1 @@
+"""What modelbay-triton adds to Modelbay. Imports nothing heavy."""

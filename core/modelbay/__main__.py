@@ -1,0 +1,5 @@
+"""``python -m modelbay``."""
+
+from modelbay.cli.main import main
+
+main()

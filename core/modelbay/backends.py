@@ -1,0 +1,50 @@
+"""Modelling backends: who builds the module. Each gives a verdict, one builds, the others' reasons are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from modelbay.args import EngineArgs
+    from modelbay.config import ModelConfig
+    from modelbay.plugins import Plugins
+    from modelbay.resolve import Resolution
+    from modelbay.source import ModelFiles
+    from modelbay.specs import ArchSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a backend says of a model: whether it can build it, and why (not)."""
+
+    ok: bool
+    reason: str
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A backend that was asked, with its verdict."""
+
+    backend: str
+    verdict: Verdict
+
+
+class ModelingBackend(Protocol):
+    """What a `BackendSpec.target` must be: a class without constructor arguments.
+
+    ``assess`` must not import torch where it can avoid it: it runs in ``explain --no-build``.
+    """
+
+    def assess(
+        self, files: ModelFiles, config: ModelConfig, arch: ArchSpec | None, args: EngineArgs, plugins: Plugins
+    ) -> Verdict:
+        """Whether this backend can build the model. Never raises for a model it cannot serve."""
+
+    def build(self, resolution: Resolution, build: Any) -> Any:
+        """The module, its parameters on ``build.device`` (meta when explaining); ``build`` is a
+        `modelbay_runtime.api.BuildContext`. Every decision goes to ``resolution.trace``."""
+
+    def dry_run(self, resolution: Resolution) -> None:
+        """Walk build, plan and kernels on the meta device, for ``explain``: same functions, no weights."""

@@ -1,0 +1,1 @@
+"""The GGUF load format for Modelbay: config, tokenizer and weights from one file."""

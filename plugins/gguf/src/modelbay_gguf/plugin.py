@@ -1,0 +1,1 @@
+"""What modelbay-gguf adds to Modelbay. Imports nothing heavy."""

@@ -1,0 +1,1 @@
+"""What modelbay-llama adds to Modelbay. Imports nothing heavy."""

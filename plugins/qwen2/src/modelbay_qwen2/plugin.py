@@ -1,0 +1,1 @@
+"""What modelbay-qwen2 adds to Modelbay. Imports nothing heavy."""

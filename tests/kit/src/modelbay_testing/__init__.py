@@ -1,0 +1,1 @@
+"""Conformance kit and tiny-checkpoint factory for Modelbay plugins."""
