@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from modelbay.args import EngineArgs
     from modelbay.config import ModelConfig
-    from modelbay.plugins import Plugins
+    from modelbay.plugins import Owned, Plugins
     from modelbay.resolve import Resolution
     from modelbay.source import ModelFiles
-    from modelbay.specs import ArchSpec
+    from modelbay.specs import ArchSpec, AttentionKindSpec, BackendSpec, KernelSpec, LoadFormatSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +49,33 @@ class ModelingBackend(Protocol):
 
     def dry_run(self, resolution: Resolution) -> None:
         """Walk build, plan and kernels on the meta device, for ``explain``: same functions, no weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledBackends:
+    """What is installed to run models with, each with its owner, by name.
+
+    ``kernel_sets`` maps a set ("torch", "triton") to its kernels.
+    """
+
+    modeling: tuple[Owned[BackendSpec], ...]
+    kernel_sets: Mapping[str, tuple[Owned[KernelSpec], ...]]
+    attention_kinds: tuple[Owned[AttentionKindSpec], ...]
+    load_formats: tuple[Owned[LoadFormatSpec], ...]
+
+
+def backends(plugins: Plugins | None = None) -> InstalledBackends:
+    """The modelling backends, kernel sets, attention kinds and load formats that the installed plugins register."""
+    if plugins is None:
+        from modelbay.plugins import load_plugins
+
+        plugins = load_plugins()
+    kernels: dict[str, list[Owned[KernelSpec]]] = {}
+    for owned in plugins.all("kernels"):
+        kernels.setdefault(owned.value.set, []).append(owned)
+    return InstalledBackends(
+        modeling=tuple(sorted(plugins.all("modeling_backends"), key=lambda o: (o.value.order, o.value.name))),
+        kernel_sets={name: tuple(kernels[name]) for name in sorted(kernels)},
+        attention_kinds=tuple(plugins.all("attention_kinds")),
+        load_formats=tuple(plugins.all("load_formats")),
+    )

@@ -48,7 +48,7 @@ class Owner:
     plugin: str
 
     def __str__(self) -> str:
-        return f"{self.distribution} {self.version}"
+        return f"{self.distribution} {self.version}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,68 @@
-"""What modelbay-runtime adds to Modelbay. Imports nothing heavy."""
+"""What modelbay-runtime adds: the native backend, attention kinds, the reference kernels, the commands that run models.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from modelbay import hookimpl
+from modelbay.specs import AttentionKindSpec, BackendSpec, CommandSpec, KernelSpec
+
+_DEVICES = ("cpu", "cuda")
+_REFERENCE = {
+    "rms_norm": "modelbay_runtime.kernels.ops:rms_norm",
+    "rotary": "modelbay_runtime.kernels.ops:rotary",
+    "act_and_mul": "modelbay_runtime.kernels.ops:act_and_mul",
+    "write_cache": "modelbay_runtime.kernels.ops:write_cache",
+    "linear": "modelbay_runtime.kernels.ops:Linear",
+    "attention.full": "modelbay_runtime.kernels.attention:attention",
+    "attention.sliding": "modelbay_runtime.kernels.attention:attention",
+}
+
+
+@hookimpl
+def register_modeling_backends() -> list[BackendSpec]:
+    return [
+        BackendSpec(
+            name="native",
+            target="modelbay_runtime.native:NativeBackend",
+            order=10,
+            summary="a model class that a plugin registers",
+        )
+    ]
+
+
+@hookimpl
+def register_attention_kinds() -> list[AttentionKindSpec]:
+    target = "modelbay_runtime.kernels.attention:attention"
+    return [
+        AttentionKindSpec(name="full", target=target, kv="modelbay_runtime.kv_spec:FullKV", summary="every token"),
+        AttentionKindSpec(
+            name="sliding", target=target, kv="modelbay_runtime.kv_spec:SlidingKV", summary="the last window of tokens"
+        ),
+    ]
+
+
+@hookimpl
+def register_kernels() -> list[KernelSpec]:
+    reference = [
+        KernelSpec(set="torch", op=op, target=target, devices=_DEVICES, priority=0) for op, target in _REFERENCE.items()
+    ]
+    onednn = KernelSpec(
+        set="onednn",
+        op="linear",
+        target="modelbay_runtime.kernels.onednn:Linear",
+        devices=("cpu",),
+        dtypes=("bfloat16", "float32"),
+        constraint="modelbay_runtime.kernels.onednn:constraint",
+        available="modelbay_runtime.kernels.onednn:available",
+    )
+    return [*reference, onednn]
+
+
+@hookimpl
+def register_commands() -> list[CommandSpec]:
+    return [
+        CommandSpec(name="generate", target="modelbay_runtime.cli.generate:command", summary="Generate text."),
+        CommandSpec(name="chat", target="modelbay_runtime.cli.chat:command", summary="Chat in the terminal."),
+    ]

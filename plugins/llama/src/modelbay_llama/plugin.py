@@ -1,1 +1,45 @@
-"""What modelbay-llama adds to Modelbay. Imports nothing heavy."""
+"""What modelbay-llama adds: Llama and Mistral. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from modelbay import hookimpl
+from modelbay.specs import ArchSpec, ConfigClassSpec
+
+_TP_PLAN = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+
+
+@hookimpl
+def register_architectures() -> list[ArchSpec]:
+    return [
+        ArchSpec(
+            name="LlamaForCausalLM",
+            target="modelbay_llama.model:LlamaForCausalLM",
+            model_types=("llama",),
+            tp_plan=_TP_PLAN,
+            examples=("meta-llama/Llama-3.1-8B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "01-ai/Yi-1.5-9B"),
+        ),
+        ArchSpec(
+            name="MistralForCausalLM",
+            target="modelbay_llama.model:MistralForCausalLM",
+            model_types=("mistral",),
+            attention=("full", "sliding"),
+            tp_plan=_TP_PLAN,
+            examples=("mistralai/Mistral-7B-Instruct-v0.3",),
+        ),
+    ]
+
+
+@hookimpl
+def register_config_classes() -> list[ConfigClassSpec]:
+    return [
+        ConfigClassSpec(model_type="llama", target="modelbay_llama.config:LlamaConfig"),
+        ConfigClassSpec(model_type="mistral", target="modelbay_llama.config:MistralConfig"),
+    ]

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The engine: cache, scheduler, runner, sampler, outputs."""

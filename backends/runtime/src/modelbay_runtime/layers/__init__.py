@@ -1,1 +1,1 @@
-"""TODO."""
+"""The blocks that families are made of."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The place of a process among others, and its collectives."""

@@ -1,18 +1,12 @@
-"""From config.json to `ModelConfig`: the frozen facts, each with its source (BEHAVIOUR C1-C11)."""
+"""The frozen facts about a model that the rest of the hallway reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelbay.rope import RopeSpec
-
-if TYPE_CHECKING:
-    from modelbay.args import EngineArgs
-    from modelbay.plugins import Plugins
-    from modelbay.source import ModelFiles
-    from modelbay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +16,16 @@ class ModelConfig:
     ``layer_types`` has one entry per layer: "full" or "sliding" (or a kind that a plugin registers).
     ``rope`` maps a layer type to its RopeSpec; the key "default" serves every type not named; empty: no RoPE.
     ``sources`` says for each fact: "config.json", "class default", "derived: …", "argument" …
+    ``raw`` is the checkpoint's config after overrides and historical patches; ``text_path`` the keys that lead from
+    it to the text config (empty if there is no nested one). ``num_heads`` is 0 for a model without attention.
     """
 
     model_type: str
     architectures: tuple[str, ...]
-    raw: Mapping[str, Any]  # config.json after overrides
+    raw: Mapping[str, Any]
     hf: Any  # the config object: own class, Transformers', or trusted remote
     text: Any  # the text config object (hf itself if there is no nested one)
+    text_path: tuple[str, ...] = ()
     vocab_size: int
     hidden_size: int
     intermediate_size: int | None
@@ -51,22 +48,18 @@ class ModelConfig:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the text config: JSON, else class default, else ``default``; null is the same as absent."""
-        raise NotImplementedError
+        value = self.text_raw.get(key)
+        if value is None:
+            value = getattr(self.text, key, None)
+        return default if value is None else value
+
+    @property
+    def text_raw(self) -> Mapping[str, Any]:
+        """The part of ``raw`` that describes the text model."""
+        values: Mapping[str, Any] = self.raw
+        for key in self.text_path:
+            values = values.get(key) or {}
+        return values
 
     def rope_for(self, layer_type: str) -> RopeSpec | None:
         return self.rope.get(layer_type, self.rope.get("default"))
-
-
-class PlainConfig:
-    """A config class without torch or Transformers: class attributes are the defaults, keyword arguments win,
-    None means absent. Families derive from it: ``class LlamaConfig(PlainConfig): model_type = "llama"; …``."""
-
-    model_type = ""
-
-    def __init__(self, **values: Any) -> None:
-        raise NotImplementedError
-
-
-def load_config(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace) -> ModelConfig:
-    """Walk C1-C11 and append every decision to ``trace``."""
-    raise NotImplementedError

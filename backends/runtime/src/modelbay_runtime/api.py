@@ -1,0 +1,75 @@
+"""What a family is written against: the model contract, version 1.
+
+A native model is an ``nn.Module`` with
+
+* ``__init__(config: ModelConfig, build: BuildContext)``
+* ``forward(input_ids | None, positions, step, inputs_embeds=None) -> hidden`` over flat tokens: [T] -> [T, H]
+* ``logits(hidden) -> [R, V]`` for the rows that the engine picked
+* ``kv_specs() -> {layer index: KVSpec}``
+
+Legend: T tokens, H hidden size, V vocabulary, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from modelbay.specs import CONTRACT_VERSION
+from modelbay_runtime.kv_spec import FullKV, KVSpec, LatentKV, NoKV, SlidingKV, StateKV
+from modelbay_runtime.parallel.context import ParallelContext
+from modelbay_runtime.step import KVGroupStep, Step
+
+if TYPE_CHECKING:
+    from modelbay.config import ModelConfig
+    from modelbay_runtime.kernels.table import KernelTable
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a module may know while it is built.
+
+    Attributes:
+        config: the model's facts.
+        dtype: of parameters and activations.
+        device: where parameters will live once loaded; while the module is built they are on meta.
+        kernels: the op table; `op` asks it.
+        parallel: this process's place.
+        max_model_len: longest sequence, in tokens (rotary tables are made for it).
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    kernels: KernelTable
+    parallel: ParallelContext = field(default_factory=ParallelContext)
+    max_model_len: int = 2048
+
+    def op(self, name: str, **facts: Any) -> Callable[..., Any]:
+        """The implementation of op ``name`` for a layer with these facts; the choice goes to the trace."""
+        return self.kernels.bind(name, facts)
+
+
+class Model(Protocol):
+    """The contract as a type."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: Step,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def kv_specs(self) -> Mapping[int, KVSpec]: ...
+
+
+__all__ = [
+    "CONTRACT_VERSION", "BuildContext", "FullKV", "KVGroupStep", "KVSpec", "LatentKV", "Model", "NoKV",
+    "ParallelContext", "SlidingKV", "StateKV", "Step",
+]  # fmt: skip

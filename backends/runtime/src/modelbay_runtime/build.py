@@ -1,0 +1,93 @@
+"""From a Resolution to a module on meta: device, dtype, kernels, plan. `explain` ends here; weights come after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from modelbay.errors import UsageError
+from modelbay.resolve import Resolution
+from modelbay.specs import load_target
+from modelbay_runtime.api import BuildContext, KVSpec
+from modelbay_runtime.kernels.table import KernelTable
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A module whose parameters are on meta, with what it was built from and what it will keep per token."""
+
+    module: Any
+    context: BuildContext
+    kv_specs: dict[int, KVSpec]
+
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters on this rank; a tied head counts once."""
+        tied = {id(m.weight) for m in self.module.modules() if getattr(m, "tied_to", None)}
+        return sum(p.numel() * p.element_size() for p in self.module.parameters() if id(p) not in tied)
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is the first CUDA device, else the CPU.
+
+    Raises:
+        UsageError: a device that this torch or this machine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device {name!r} is not a torch device: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {name!r} was asked for, and torch sees no CUDA device. Use --device cpu.")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name!r} is not supported; cpu and cuda are.")
+    return device
+
+
+def build_model(resolution: Resolution) -> BuiltModel:
+    """Build on meta, negotiate kernels, and write every decision to the resolution's trace.
+
+    Raises:
+        UsageError: a parallel size, device, dtype or kernel set that cannot be had.
+        BackendError: the model class raised.
+    """
+    args, config, trace = resolution.args, resolution.config, resolution.trace
+    _refuse_unbuilt_parallelism(args)
+    device = pick_device(args.device)
+    trace.decide("build", "device", str(device), "argument" if args.device != "auto" else "what torch sees")
+    dtype = DTYPES.get(config.dtype)
+    if dtype is None:
+        raise UsageError(f"dtype {config.dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
+    table = KernelTable(resolution.plugins, device, dtype, args.kernels, args.attention_backend)
+    context = BuildContext(config, dtype, device, table, max_model_len=config.max_model_len)
+    owned = resolution.plugins.require("modeling_backends", resolution.backend, "model_impl")
+    module = load_target(owned.value.target)().build(resolution, context)
+    built = BuiltModel(module, context, dict(module.kv_specs()))
+    trace.decide("build", "parameters", f"{_count(module):,} ({built.parameter_bytes():,} bytes)", "module on meta")
+    kinds: dict[KVSpec, int] = {}
+    for spec in built.kv_specs.values():
+        kinds[spec] = kinds.get(spec, 0) + 1
+    for spec, layers in kinds.items():
+        per_token = spec.row * dtype.itemsize * layers
+        trace.decide("build", "cache", f"{spec} × {layers} layers: {per_token:,} bytes per token", "module on meta")
+    trace.decide("plan", "ranks", "1 (every parameter whole)", "argument")
+    table.report(trace)
+    return built
+
+
+def _count(module: torch.nn.Module) -> int:
+    tied = {id(m.weight) for m in module.modules() if getattr(m, "tied_to", None)}
+    return sum(p.numel() for p in module.parameters() if id(p) not in tied)
+
+
+def _refuse_unbuilt_parallelism(args: Any) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if getattr(args, name) != 1:
+            raise UsageError(f"{name}={getattr(args, name)}: this version runs one process; use 1.")
+    if args.enable_expert_parallel:
+        raise UsageError("enable_expert_parallel: this version runs one process; leave it off.")

@@ -1,0 +1,35 @@
+"""The memory behind the blocks: one tensor per layer of a group, and each layer's view of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from modelbay_runtime.engine.kv_layout import CacheLayout
+
+
+class KVCache:
+    """``num_blocks`` pages.
+
+    Attributes:
+        views: layer index -> [blocks, block_size, row] (a state: [blocks, 1, size]), in the model's dtype.
+    """
+
+    def __init__(self, layout: CacheLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.tensors = [_zeros(num_blocks * layout.page, dtype, device) for _ in range(layout.tensors)]
+        self.views: dict[int, torch.Tensor] = {}
+        for group in layout.groups:
+            for position, layer in enumerate(group.layers):
+                pages = self.tensors[position].view(num_blocks, -1)
+                if group.block_size is None:
+                    self.views[layer] = pages[:, : group.spec.per_sequence].unsqueeze(1)
+                else:
+                    rows = pages.view(num_blocks, group.block_size, group.row_stride)
+                    self.views[layer] = rows[..., : group.spec.row]
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, so that a masked key is never NaN. On CPU through calloc: pages are not touched before they are used."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(elements * dtype.itemsize, np.uint8)).view(dtype)
+    return torch.zeros(elements, dtype=dtype, device=device)

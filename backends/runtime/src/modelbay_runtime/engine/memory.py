@@ -1,0 +1,88 @@
+"""How much memory the KV cache may take: what is free now, less what a step needs, never beyond the given share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from modelbay.args import EngineArgs
+from modelbay.config import ModelConfig
+from modelbay.errors import EngineError
+from modelbay_runtime.engine.kv_layout import CacheLayout
+
+#: cgroup v2 and v1: a container's own limit, which the machine's free memory does not show.
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBudget:
+    """``num_blocks`` (one of them the null block) and where the number came from."""
+
+    num_blocks: int
+    bytes: int
+    source: str
+
+
+def free_bytes(device: torch.device, share: float) -> int:
+    """Bytes that may still be taken on ``device`` so that ``share`` is kept.
+
+    On a GPU the share is of the device's memory, on a CPU of what is free for this process.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - (1 - share) * total)
+    return int(share * min(psutil.virtual_memory().available, _cgroup_free()))
+
+
+def _cgroup_free() -> float:
+    for limit_file, usage_file in _CGROUP_FILES:
+        try:
+            limit = Path(limit_file).read_text().strip()
+            if limit != "max":
+                return int(limit) - int(Path(usage_file).read_text())
+        except (OSError, ValueError):
+            continue
+    return float("inf")
+
+
+def step_bytes(config: ModelConfig, args: EngineArgs, itemsize: int) -> int:
+    """An upper estimate of one step's activations: the widest layer's tensors, and float32 logits twice."""
+    tokens = args.max_num_batched_tokens
+    width = 4 * config.hidden_size + 3 * (config.intermediate_size or 4 * config.hidden_size)
+    width += 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_size
+    return tokens * width * itemsize + args.max_num_seqs * config.vocab_size * 8
+
+
+def plan_cache(
+    layout: CacheLayout, config: ModelConfig, args: EngineArgs, device: torch.device, itemsize: int, max_model_len: int
+) -> CacheBudget:
+    """How many blocks to make.
+
+    Raises:
+        EngineError: not even one block fits, with the numbers.
+    """
+    block_bytes = layout.page_elements() * itemsize
+    if not block_bytes:
+        return CacheBudget(1, 0, "no layer keeps anything")
+    useful = layout.blocks_for(max_model_len) * args.max_num_seqs + 1
+    if args.kv_cache_memory_bytes is not None:
+        budget, source = args.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    else:
+        free = free_bytes(device, args.gpu_memory_utilization)
+        budget = free - step_bytes(config, args, itemsize)
+        source = f"{args.gpu_memory_utilization:g} of what is free on {device}, less the activations of a step"
+    num_blocks = budget // block_bytes
+    if num_blocks >= useful:
+        num_blocks, source = useful, f"all that max_num_seqs={args.max_num_seqs} sequences can use"
+    if num_blocks < 2:
+        raise EngineError(
+            f"no room for the KV cache: {max(budget, 0):,} bytes ({source}), and one block takes {block_bytes:,}.",
+            hint="Free memory, or set kv_cache_memory_bytes, or lower max_num_batched_tokens.",
+        )
+    return CacheBudget(num_blocks, num_blocks * block_bytes, source)

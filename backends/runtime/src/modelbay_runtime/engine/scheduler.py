@@ -1,0 +1,148 @@
+"""Continuous batching: who runs in the next step, with how many tokens.
+
+Every sequence simply has tokens that are not computed yet: a whole prompt, a chunk of one, or the one token that was
+sampled last. Running sequences come first, in order of arrival; then waiting ones, while tokens, rows and blocks last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from modelbay.errors import EngineError
+from modelbay_runtime.engine.kv_manager import KVManager
+from modelbay_runtime.engine.sequence import Sequence, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sequence and how many of its tokens this step computes."""
+
+    sequence: Sequence
+    num_new: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step reaches the sequence's last token, so that the next one can be drawn."""
+        return self.sequence.num_computed + self.num_new == len(self.sequence)
+
+
+class Scheduler:
+    """Args:
+    max_batched_tokens: most tokens in a step.
+    chunked_prefill: whether a prompt may be computed over several steps.
+    """
+
+    def __init__(self, kv: KVManager, max_seqs: int, max_batched_tokens: int, chunked_prefill: bool) -> None:
+        self.kv = kv
+        self.max_seqs = max_seqs
+        self.max_batched_tokens = max_batched_tokens
+        self.chunked_prefill = chunked_prefill
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def schedule(self) -> list[Scheduled]:
+        """The next step; sequences with one new token first. Empty only if nothing is left to do.
+
+        Raises:
+            EngineError: the pool is too small for a single sequence.
+        """
+        budget = self.max_batched_tokens
+        scheduled: list[Scheduled] = []
+        preempted = False
+        position = 0
+        while position < len(self.running) and budget:
+            sequence = self.running[position]
+            wanted = self._tokens(sequence, budget)
+            if not wanted:
+                position += 1
+                continue
+            if not self._make_room(sequence, wanted):
+                preempted = True
+                break
+            preempted = preempted or self._was_preempted
+            scheduled.append(Scheduled(sequence, wanted))
+            budget -= wanted
+            position += 1
+        if not preempted:
+            self._admit(scheduled, budget)
+        if not scheduled and self.has_work:
+            raise EngineError(
+                f"the KV cache ({self.kv.pool.num_usable} blocks) cannot hold one sequence of "
+                f"{len((self.running or self.waiting)[0])} tokens.",
+                hint="Give it more memory (kv_cache_memory_bytes) or a smaller max_model_len.",
+            )
+        scheduled.sort(key=lambda item: item.num_new != 1)
+        return scheduled
+
+    def _tokens(self, sequence: Sequence, budget: int) -> int:
+        """How many tokens of this sequence fit the budget; 0 if it must wait for a step with more room."""
+        wanted = len(sequence) - sequence.num_computed
+        if wanted > budget and not self.chunked_prefill:
+            return 0
+        return min(wanted, budget)
+
+    def _make_room(self, sequence: Sequence, wanted: int) -> bool:
+        """Blocks for a running sequence, preempting the latest arrivals; False if it had to go itself."""
+        self._was_preempted = False
+        while not self.kv.grow(sequence, wanted):
+            victim = self.running[-1]
+            self.preempt(victim)
+            self._was_preempted = True
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit(self, scheduled: list[Scheduled], budget: int) -> None:
+        held_back: list[Sequence] = []
+        while self.waiting and budget and len(self.running) < self.max_seqs:
+            sequence = self.waiting[0]
+            if self._waits_for_leader(sequence):
+                held_back.append(self.waiting.popleft())
+                continue
+            if not self.kv.admit(sequence):
+                break
+            wanted = self._tokens(sequence, budget)
+            if not wanted or not self.kv.grow(sequence, wanted):
+                self.kv.release(sequence)
+                sequence.num_computed = 0
+                break
+            self.waiting.popleft()
+            sequence.status = Status.RUNNING
+            self.running.append(sequence)
+            scheduled.append(Scheduled(sequence, wanted))
+            budget -= wanted
+        self.waiting.extendleft(reversed(held_back))
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """A sibling waits until the prompt that it shares is computed, and then finds it in the prefix cache."""
+        leader = sequence.leader
+        if leader is None or not self.kv.prefix_caching:
+            return False
+        return leader.status is not Status.FINISHED and leader.in_prefill
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks; it starts over from its tokens, prompt and output, when there is room."""
+        self.running.remove(sequence)
+        self.kv.release(sequence)
+        sequence.num_computed = 0
+        sequence.status = Status.WAITING
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence is done, by itself or because the caller does not want it any more."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self.kv.release(sequence)
+        elif sequence.status is Status.WAITING and sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED

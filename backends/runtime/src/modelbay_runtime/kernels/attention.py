@@ -1,0 +1,221 @@
+"""The torch reference of paged attention: full and sliding, decode and (chunked) prefill in one call.
+
+Legend: T tokens, B sequences, M blocks, L keys, N query heads, K kv heads, G = N / K, D head size, E value head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from modelbay_runtime.step import KVGroupStep, Step
+
+#: Sequences whose lengths differ by more than this factor are not padded to one length.
+_MAX_PADDING = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The facts of one attention layer; ``window`` counts the query itself (Transformers' meaning)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    v_head_size: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """Decoding sequences that are attended together: their rows, their blocks, how many keys, which of them count."""
+
+    rows: torch.Tensor | slice
+    count: int
+    blocks: torch.Tensor  # [b * M]
+    length: int
+    mask: torch.Tensor | None  # [b, 1, 1, L] added to the scores
+
+
+def attention(
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    cache: torch.Tensor,
+    step: Step,
+    group: KVGroupStep,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention of the step's new tokens over everything their sequences have in the cache.
+
+    Args:
+        q: [T, N, D]. rows: [T, K * (D + E)], the new tokens' keys and values, already in ``cache``.
+        cache: [blocks, block_size, K * (D + E)].
+        sinks: [N] extra logit per head that takes probability and gives nothing.
+
+    Returns:
+        [T, N, E].
+    """
+    out = q.new_empty(q.shape[0], spec.num_heads, spec.v_head_size)
+    if step.num_decodes:
+        plans = group.cached(("decode", spec.window, q.dtype), lambda: _plan_decodes(step, group, spec, q.dtype))
+        for plan in plans:
+            out[plan.rows] = _decode(q[plan.rows], cache, plan, spec, sinks)
+    for first, count in step.scratch.setdefault("prefills", _plan_prefills(step)):
+        _prefill(out, q, rows, cache, step, group, spec, sinks, first, count)
+    return out
+
+
+def _plan_decodes(step: Step, group: KVGroupStep, spec: AttentionSpec, dtype: torch.dtype) -> list[_Decodes]:
+    """Split decoding sequences so that none is padded beyond `_MAX_PADDING` times its length."""
+    lengths = step.seq_lens[: step.num_decodes] - group.first_position[: step.num_decodes]
+    order = sorted(range(step.num_decodes), key=lengths.tolist().__getitem__)
+    host = lengths.tolist()
+    plans, begin = [], 0
+    while begin < len(order):
+        end = begin + 1
+        while end < len(order) and host[order[end]] <= _MAX_PADDING * max(host[order[begin]], 64):
+            end += 1
+        plans.append(_plan_one(order[begin:end], host, step, group, spec, dtype))
+        begin = end
+    return plans
+
+
+def _plan_one(
+    members: list[int], host: list[int], step: Step, group: KVGroupStep, spec: AttentionSpec, dtype: torch.dtype
+) -> _Decodes:
+    everyone = len(members) == step.num_decodes
+    if everyone:
+        members = list(range(step.num_decodes))
+    index = torch.tensor(members, device=group.block_tables.device)
+    longest, shortest = max(host[i] for i in members), min(host[i] for i in members)
+    num_blocks = -(-longest // group.block_size)
+    blocks = group.block_tables.index_select(0, index)[:, :num_blocks].flatten()
+    mask = None
+    if longest != shortest or (spec.window is not None and longest > spec.window):
+        key = torch.arange(longest, device=index.device) + group.first_position[index, None]  # [b, L] positions
+        query = step.seq_lens[index, None] - 1
+        hidden = key > query
+        if spec.window is not None:
+            hidden |= key <= query - spec.window
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=index.device).masked_fill_(hidden, float("-inf"))
+        mask = mask[:, None, None, :]
+    return _Decodes(slice(0, len(members)) if everyone else index, len(members), blocks, longest, mask)
+
+
+def _keys_values(gathered: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """[b, L, row] -> keys [b, K, L, D], values [b, K, L, E], as views."""
+    split = spec.num_kv_heads * spec.head_size
+    keys = gathered[..., :split].unflatten(-1, (spec.num_kv_heads, spec.head_size)).transpose(1, 2)
+    values = gathered[..., split:].unflatten(-1, (spec.num_kv_heads, spec.v_head_size)).transpose(1, 2)
+    return keys, values
+
+
+def _decode(
+    q: torch.Tensor, cache: torch.Tensor, plan: _Decodes, spec: AttentionSpec, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    gathered = cache.index_select(0, plan.blocks).view(plan.count, -1, cache.shape[-1])[:, : plan.length]
+    keys, values = _keys_values(gathered, spec)
+    # The G query heads of one kv head stand where several queries would: keys are read once and never repeated.
+    grouped = q.unflatten(1, (spec.num_kv_heads, -1))  # [b, K, G, D]
+    if spec.softcap is None and sinks is None:
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask, scale=spec.scale)
+    else:
+        heads = None if sinks is None else sinks.view(spec.num_kv_heads, -1, 1)
+        out = _attend(grouped, keys, values, plan.mask, spec, heads)
+    return out.flatten(1, 2)
+
+
+def _plan_prefills(step: Step) -> list[tuple[int, int]]:
+    """(first sequence, count): neighbours of equal length without context go together."""
+    runs: list[tuple[int, int]] = []
+    previous = None
+    for i in range(step.num_decodes, step.num_seqs):
+        shape = (step.query_lens[i], step.context_lens[i])
+        if runs and shape == previous and shape[0] == shape[1]:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((i, 1))
+        previous = shape
+    return runs
+
+
+def _prefill(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    cache: torch.Tensor,
+    step: Step,
+    group: KVGroupStep,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None,
+    first: int,
+    count: int,
+) -> None:
+    """Attend ``count`` sequences of equal shape, beginning with sequence ``first``."""
+    length, context = step.query_lens[first], step.context_lens[first]
+    begin = sum(step.query_lens[:first])
+    tokens = slice(begin, begin + count * length)
+    if length == context:
+        gathered, start = rows[tokens].unflatten(0, (count, length)), 0
+    else:
+        start = group.cached("first_position", group.first_position.tolist)[first]
+        blocks = group.block_tables[first, : -(-(context - start) // group.block_size)]
+        gathered = cache.index_select(0, blocks).view(1, -1, cache.shape[-1])[:, : context - start]
+    keys, values = _keys_values(gathered, spec)
+    queries = q[tokens].unflatten(0, (count, length)).transpose(1, 2)  # [b, N, t, D]
+    causal = length == context and (spec.window is None or length <= spec.window)
+    mask = None
+    if not causal or spec.softcap is not None or sinks is not None:
+        key = ("mask", first, spec.window, q.dtype)
+        mask = group.cached(key, lambda: causal_mask(length, context, start, spec.window, q.dtype, q.device))
+        causal = False
+    if spec.softcap is None and sinks is None:
+        result = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=True
+        )
+    else:
+        groups = spec.num_heads // spec.num_kv_heads
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+        heads = None if sinks is None else sinks.view(-1, 1, 1)
+        result = _attend(queries, keys, values, mask, spec, heads)
+    out[tokens] = result.transpose(1, 2).flatten(0, 1)
+
+
+def causal_mask(
+    length: int, context: int, start: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[length, context - start] to add to scores: the last ``length`` of ``context`` positions against keys from
+    position ``start`` on."""
+    query = torch.arange(context - length, context, device=device)[:, None]
+    key = torch.arange(start, context, device=device)[None, :]
+    hidden = key > query
+    if window is not None:
+        hidden = hidden | (key <= query - window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+
+
+def _attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention written out, for what the fused one does not know: soft-cap (Gemma 2) and sinks (gpt-oss)."""
+    scores = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    if mask is not None:
+        scores = scores + mask.float()
+    if sinks is not None:
+        column = sinks.float().expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = torch.softmax(scores, -1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(weights, values.float()).to(q.dtype)

@@ -1,0 +1,105 @@
+"""The decoder-only language model that most families are a small change of.
+
+A family states its difference as a class attribute or by overriding one method. Module names are the checkpoint's.
+Legend: T tokens, R rows, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from modelbay.config import ModelConfig
+from modelbay.errors import ConfigError
+from modelbay_runtime.api import BuildContext, KVSpec, Step
+from modelbay_runtime.layers.attention import Attention, SelfAttention
+from modelbay_runtime.layers.embedding import Embedding, Head
+from modelbay_runtime.layers.mlp import GatedMLP
+from modelbay_runtime.layers.norm import RMSNorm
+from modelbay_runtime.layers.rotary import Rotary
+
+
+class DecoderLayer(nn.Module):
+    """Norm, attention, norm, gated MLP, each with its residual (pre-norm)."""
+
+    def __init__(self, build: BuildContext, layer: int) -> None:
+        super().__init__()
+        config = build.config
+        eps = config.get("rms_norm_eps", 1e-6)
+        self.layer_type = config.layer_types[layer]
+        self.input_layernorm = RMSNorm(build, config.hidden_size, eps)
+        self.self_attn = self.make_attention(build, layer)
+        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, eps)
+        self.mlp = self.make_mlp(build, layer)
+
+    def make_attention(self, build: BuildContext, layer: int) -> nn.Module:
+        return SelfAttention(build, layer)
+
+    def make_mlp(self, build: BuildContext, layer: int) -> nn.Module:
+        config = build.config
+        assert config.intermediate_size is not None, "a decoder with a gated MLP has an intermediate size"
+        activation = config.get("hidden_act", "silu")
+        return GatedMLP(
+            build, config.hidden_size, config.intermediate_size, activation, bias=bool(config.get("mlp_bias", False))
+        )
+
+    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> torch.Tensor:
+        hidden = self.self_attn(self.input_layernorm(hidden), cos, sin, step, hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), hidden)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm."""
+
+    layer_class: type[DecoderLayer] = DecoderLayer
+
+    def __init__(self, build: BuildContext, layer_class: type[DecoderLayer]) -> None:
+        super().__init__()
+        config = build.config
+        rope = config.rope_for("default")
+        if rope is None:
+            raise ConfigError(f"{config.model_type}: the decoder blocks need RoPE, and the config has none.")
+        self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layer_class(build, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(build, config.hidden_size, config.get("rms_norm_eps", 1e-6))
+        self.rotary_emb = Rotary(build, rope)
+
+    def forward(
+        self, input_ids: torch.Tensor | None, positions: torch.Tensor, step: Step, inputs_embeds: torch.Tensor | None
+    ) -> torch.Tensor:
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cos, sin = self.rotary_emb(positions)
+        for layer in self.layers:
+            hidden = layer(hidden, cos, sin, step)
+        return self.norm(hidden)
+
+
+class CausalLM(nn.Module):
+    """A decoder with a head: the model contract for ``…ForCausalLM``."""
+
+    layer_class: type[DecoderLayer] = DecoderLayer
+
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
+        super().__init__()
+        self.model = Decoder(build, self.layer_class)
+        tied_to = "model.embed_tokens.weight" if config.tie_word_embeddings else None
+        self.lm_head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: Step,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T] ids (or [T, H] embeddings) and [T] positions -> [T, H]."""
+        return self.model(input_ids, positions, step, inputs_embeds)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> [R, V]."""
+        return self.lm_head(hidden)
+
+    def kv_specs(self) -> Mapping[int, KVSpec]:
+        return {module.layer: module.kv_spec for module in self.modules() if isinstance(module, Attention)}

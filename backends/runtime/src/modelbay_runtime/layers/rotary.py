@@ -1,0 +1,35 @@
+"""Rotary position embedding: tables once per instance, one look-up per step, one turn per layer.
+
+Legend: T tokens, R rotary dimensions (even), L positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from modelbay.rope import RopeSpec
+from modelbay_runtime.api import BuildContext
+from modelbay_runtime.layers.rotary_frequencies import inverse_frequencies
+
+
+class Rotary(nn.Module):
+    """cos and sin of every position up to the instance's longest, from one RopeSpec.
+
+    The tables are real while the module is on meta: they are not parameters and no checkpoint fills them.
+    """
+
+    def __init__(self, build: BuildContext, rope: RopeSpec) -> None:
+        super().__init__()
+        inv_freq, factor = inverse_frequencies(rope, build.max_model_len, build.config.max_model_len)
+        with torch.device(build.device):
+            angles = torch.outer(torch.arange(build.max_model_len, dtype=torch.float32), inv_freq.to(build.device))
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            # Halves layout; the sign of rotate_half lives in the table, so that a turn is two products and a swap.
+            table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))  # [2, L, R]
+        self.register_buffer("table", table.to(build.dtype), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T] -> cos [T, 1, R] and signed sin [T, 1, R], in the model's dtype."""
+        cos, sin = self.table.index_select(1, positions).unsqueeze(2)
+        return cos, sin

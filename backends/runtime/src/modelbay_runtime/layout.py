@@ -1,0 +1,39 @@
+"""How a rank's parameters lie with respect to the tensors of a checkpoint: sections of packed ones, and slices.
+
+A module says so with attributes that the loader reads:
+
+* ``packed: tuple[Section, ...]``: its ``weight`` and ``bias`` hold these siblings, by the names a checkpoint gives them
+  (``qkv_proj`` holds ``q_proj``, ``k_proj``, ``v_proj``).
+* ``shards: dict[str, Shard]``: by parameter (``"weight"``) or section (``"q_proj.weight"``), the slice that this rank
+  holds; absent means whole.
+* ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.
+* ``post_load()``: called once when everything in it is loaded, to repack its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """``size`` entries from ``start`` along ``dim`` of the local parameter are the logical sibling ``name``."""
+
+    name: str
+    start: int
+    size: int
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Entries ``start`` to ``start + size`` along ``dim`` of the logical tensor on disk, then ``pad`` zeros.
+
+    ``total``: the logical tensor's size along ``dim`` on disk, checked where it is known.
+    """
+
+    dim: int
+    start: int
+    size: int
+    pad: int = 0
+    total: int | None = None

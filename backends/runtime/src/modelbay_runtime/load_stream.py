@@ -1,0 +1,212 @@
+"""Copy the pieces of a checkpoint into a module tree, one tensor at a time, and finish each module as it completes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from modelbay.errors import WeightsError
+from modelbay.weights.accounting import LoadReport
+from modelbay.weights.dummy import dummy_values
+from modelbay.weights.formats import TensorEntry, WeightSource
+from modelbay.weights.index import shorten
+from modelbay.weights.pieces import Narrow, Piece
+from modelbay_runtime.load_targets import Storage, Target, Targets
+
+ELSEWHERE = "held by another rank"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.bfloat16`` as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def read_piece(source: WeightSource, piece: Piece) -> torch.Tensor:
+    """The piece on CPU, reading no more of its tensor than it needs; may be a view of mapped memory."""
+    index, steps = piece.index()
+    tensor = source.read(piece.source, index)
+    for step in steps:
+        tensor = step.apply(tensor)
+    return tensor
+
+
+class Streamer:
+    """Writes pieces to their targets; calls ``post_load`` of a module once nothing in it is pending.
+
+    Args:
+        report: every write is entered in its accounts.
+    """
+
+    def __init__(self, model: nn.Module, targets: Targets, device: torch.device, report: LoadReport) -> None:
+        self._model = model
+        self._targets = targets
+        self._device = device
+        self._report = report
+        self._ready: set[int] = set()  # ids of materialised storages
+        self._waiting: dict[int, list[_PostLoad]] = {}
+        self._post_loads: list[_PostLoad] = []
+
+    def stream(
+        self, source: WeightSource, pieces: Sequence[Piece], missing: Sequence[str], entries: Mapping[str, TensorEntry]
+    ) -> None:
+        """Write every piece, in the order of ``entries``."""
+        by_tensor: dict[str, list[tuple[Piece, Target]]] = {}
+        for piece in pieces:
+            target = self._targets[piece.name]
+            if not _held(piece, target):
+                self._report.ignored(piece.source, ELSEWHERE)
+                continue
+            target.storage.pending += 1
+            by_tensor.setdefault(piece.source, []).append((piece, target))
+        for name in missing:
+            self._targets[name].storage.pending += 1
+        self._prepare()
+        total = sum(storage.nbytes for storage in self._targets.storages if storage.pending)
+        with tqdm(
+            total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not sys.stderr.isatty(), leave=False
+        ) as bar:
+            for name in entries:
+                if name in by_tensor:
+                    bar.update(self._write_tensor(source, name, by_tensor[name]))
+
+    def fill_missing(self, names: Sequence[str], seed: int) -> None:
+        """Made-up values where the checkpoint has none and ``strict`` is off; buffers stay as built."""
+        for name in names:
+            target = self._targets[name]
+            storage, use = target.storage, self._report.parameters[name]
+            if storage.buffer and not storage.tensor.is_meta:
+                use.status = "kept"
+                storage.move(self._device)
+            else:
+                use.status = "initialised"
+                values = dummy_values(name, target.shape, dtype_name(storage.dtype), seed)
+                self._memory(target).copy_(values)
+            self._done(storage)
+
+    def finish(self) -> None:
+        """Run what waited for nothing, and make sure that nothing is left without memory.
+
+        Raises:
+            WeightsError: something is still on the meta device.
+        """
+        for post_load in self._post_loads:
+            post_load.run()
+        left = [name for name, tensor in self._model.named_parameters() if tensor.is_meta]
+        left += [name for name, tensor in self._model.named_buffers() if tensor.is_meta]
+        if left:
+            raise WeightsError(
+                f"no checkpoint fills these, and the model left them on the meta device: {shorten(left)}.",
+                hint="Buffers that are not saved must be built on a real device.",
+            )
+
+    def _prepare(self) -> None:
+        """Buffers that no tensor fills go to the device; every ``post_load`` learns what it waits for."""
+        filled = {id(storage) for storage in self._targets.storages if storage.pending}
+        for storage in self._targets.storages:
+            if storage.buffer and not storage.pending:
+                self._report.parameters[storage.name].status = "kept"
+                storage.move(self._device)
+        held = {
+            (id(module), attribute): storage
+            for storage in self._targets.storages
+            for module, attribute in storage.holders
+        }
+        for module in self._model.modules():
+            for attribute in module._non_persistent_buffers_set:
+                buffer = module._buffers.get(attribute)
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[attribute] = buffer.to(self._device)
+        for module in reversed(list(self._model.modules())):  # children before parents
+            if callable(getattr(module, "post_load", None)):
+                self._wait(module, held, filled)
+
+    def _wait(self, module: nn.Module, held: dict[tuple[int, str], Storage], filled: set[int]) -> None:
+        names = ((id(child), name) for child in module.modules() for name in (*child._parameters, *child._buffers))
+        waits_for = {id(held[name]) for name in names if name in held} & filled
+        post_load = _PostLoad(module, len(waits_for))
+        self._post_loads.append(post_load)
+        for key in waits_for:
+            self._waiting.setdefault(key, []).append(post_load)
+
+    def _write_tensor(self, source: WeightSource, name: str, pieces: list[tuple[Piece, Target]]) -> int:
+        """All pieces of one tensor; returns the bytes written. Its pages are given back before any ``post_load``."""
+        written = 0
+        kinds = set()
+        made_up = self._report.format == "dummy"
+        for piece, target in pieces:
+            memory, piece = _slice(self._memory(target), piece, target)
+            values = read_piece(source, piece)
+            kinds.add((dtype_name(values.dtype), dtype_name(memory.dtype)))
+            memory.copy_(values)
+            written += memory.nbytes
+            self._report.loaded(name, target.name, made_up=made_up)
+            for section in self._targets.fused.get(target.name, ()) if target.section is None else ():
+                self._report.loaded(name, section, made_up=made_up)
+            del values, memory
+        source.release(name)
+        for kind in sorted(kinds):
+            self._report.cast(*kind)
+        self._report.bytes_model += written
+        for _, target in pieces:
+            self._done(target.storage)
+        return written
+
+    def _memory(self, target: Target) -> torch.Tensor:
+        storage = target.storage
+        if id(storage) not in self._ready:
+            self._ready.add(id(storage))
+            memory = storage.materialise(self._device)
+            if storage.padded:
+                memory.zero_()
+        return target.view()
+
+    def _done(self, storage: Storage) -> None:
+        storage.pending -= 1
+        if storage.pending:
+            return
+        for post_load in self._waiting.pop(id(storage), ()):
+            post_load.arrived()
+
+
+class _PostLoad:
+    """A module's ``post_load``, run once when all it waits for has arrived."""
+
+    def __init__(self, module: nn.Module, pending: int) -> None:
+        self._module: nn.Module | None = module
+        self._pending = pending
+
+    def arrived(self) -> None:
+        self._pending -= 1
+        if not self._pending:
+            self.run()
+
+    def run(self) -> None:
+        module, self._module = self._module, None
+        if module is not None:
+            module.post_load()  # type: ignore[operator]
+
+
+def _held(piece: Piece, target: Target) -> bool:
+    """Whether this rank holds any of the piece: false for the other ranks' experts."""
+    shard, slot = target.shard, piece.slot
+    if shard is None or slot is None or shard.dim != slot.dim:
+        return True
+    return shard.start <= slot.index < shard.start + shard.size
+
+
+def _slice(memory: torch.Tensor, piece: Piece, target: Target) -> tuple[torch.Tensor, Piece]:
+    """Where the piece goes within its target's memory, and which part of it this rank reads."""
+    shard, slot = target.shard, piece.slot
+    index = slot.index if slot else 0
+    if shard is not None:
+        memory = memory.narrow(shard.dim, 0, shard.size)
+        if slot is not None and shard.dim == slot.dim:
+            index -= shard.start
+        else:
+            inner = shard.dim - (slot is not None and shard.dim > slot.dim)
+            piece = piece.then(Narrow(inner, shard.start, shard.size))
+    return (memory if slot is None else memory.select(slot.dim, index)), piece

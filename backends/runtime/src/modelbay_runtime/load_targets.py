@@ -1,0 +1,213 @@
+"""What a module tree wants to be filled: every parameter, section of a packed parameter, and persistent buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from modelbay.errors import WeightsError
+from modelbay_runtime.layout import Section, Shard
+
+_PACKED = ("weight", "bias")
+
+
+@dataclass(slots=True)
+class Storage:
+    """One parameter or persistent buffer, under every name at which the tree holds it.
+
+    ``pending`` counts the pieces still to be written; ``holders`` are (module, attribute) pairs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    buffer: bool
+    holders: list[tuple[nn.Module, str]]
+    pending: int = 0
+    padded: bool = False
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """As the tree holds it now."""
+        module, attribute = self.holders[0]
+        return (module._buffers if self.buffer else module._parameters)[attribute]  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def move(self, device: torch.device) -> None:
+        """A real tensor to ``device``, for every holder."""
+        if not self.tensor.is_meta and self.tensor.device != device:
+            self._replace(self.tensor.to(device))
+
+    def materialise(self, device: torch.device) -> torch.Tensor:
+        """Memory for it on ``device``, unless it is there already in the right dtype; every holder sees the same."""
+        current = self.tensor
+        if current.device == device and current.dtype == self.dtype:
+            return current.detach()
+        data = torch.empty(self.shape, dtype=self.dtype, device=device)
+        value: torch.Tensor = data
+        if not self.buffer:
+            value = nn.Parameter(data, requires_grad=False)
+            value.__dict__.update(current.__dict__)
+        self._replace(value)
+        return data
+
+    def _replace(self, value: torch.Tensor) -> None:
+        for module, attribute in self.holders:
+            table = module._buffers if self.buffer else module._parameters
+            table[attribute] = value  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A logical name: (a section of) a storage, whole or as this rank's slice. ``shape`` is local."""
+
+    name: str
+    storage: Storage
+    shape: tuple[int, ...]
+    section: Section | None = None
+    shard: Shard | None = None
+
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the logical tensor as far as it is known here."""
+        if self.shard is None:
+            return self.shape
+        size = self.shard.total or self.shard.start + self.shard.size
+        return (*self.shape[: self.shard.dim], size, *self.shape[self.shard.dim + 1 :])
+
+    def view(self) -> torch.Tensor:
+        """The memory to write to; the storage must be materialised."""
+        tensor = self.storage.tensor.detach()
+        section = self.section
+        return tensor if section is None else tensor.narrow(section.dim, section.start, section.size)
+
+
+@dataclass(slots=True)
+class Targets:
+    """All of a module tree.
+
+    Attributes:
+        by_name: what must be filled.
+        fused: a packed parameter's own name -> its sections' names, and ``whole`` the target it fills as one.
+        tied: name -> the name of the parameter whose memory it shares.
+        computed: non-persistent buffers.
+    """
+
+    by_name: dict[str, Target] = field(default_factory=dict)
+    fused: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    whole: dict[str, Target] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    computed: set[str] = field(default_factory=set)
+    storages: list[Storage] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Target:
+        return self.by_name[name] if name in self.by_name else self.whole[name]
+
+
+def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = None) -> Targets:
+    """Walk the tree once.
+
+    Args:
+        tie: whether ``tied_to`` attributes hold (the config's ``tie_word_embeddings``).
+        dtype: replaces the dtype that most of the floating-point parameters were built in; the few that were built
+            in another one keep it.
+
+    Raises:
+        WeightsError: a tie or a section that does not fit the tree.
+    """
+    targets = Targets()
+    change = _dtype_change(model, dtype)
+    seen: dict[int, Storage] = {}
+    ties: list[tuple[str, nn.Module, str, str]] = []
+    for path, module in model.named_modules():
+        tied_to = getattr(module, "tied_to", None) if tie else None
+        for attribute, value, buffer in _tensors(module):
+            name = f"{path}.{attribute}" if path else attribute
+            if buffer and attribute in module._non_persistent_buffers_set:
+                targets.computed.add(name)
+            elif tied_to and attribute == "weight" and not buffer and tied_to != name:
+                ties.append((name, module, attribute, tied_to))
+            elif id(value) in seen:
+                seen[id(value)].holders.append((module, attribute))
+                targets.tied[name] = seen[id(value)].name
+            else:
+                kind = value.dtype if buffer else change.get(value.dtype, value.dtype)
+                storage = Storage(name, tuple(value.shape), kind, buffer, [(module, attribute)])
+                seen[id(value)] = storage
+                targets.storages.append(storage)
+                _add(targets, path, module, attribute, storage)
+    _tie(targets, ties)
+    return targets
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """The module's own (attribute, tensor, is it a buffer)."""
+    for attribute, parameter in module._parameters.items():
+        if parameter is not None:
+            yield attribute, parameter, False
+    for attribute, buffer in module._buffers.items():
+        if buffer is not None:
+            yield attribute, buffer, True
+
+
+def _add(targets: Targets, path: str, module: nn.Module, attribute: str, storage: Storage) -> None:
+    """The logical names that one storage serves: its own, or those of its sections."""
+    shards: dict[str, Shard] = getattr(module, "shards", None) or {}
+    sections: tuple[Section, ...] = getattr(module, "packed", None) or ()
+    if storage.buffer or not sections or attribute not in _PACKED:
+        shard = shards.get(attribute)
+        _register(targets.by_name, Target(storage.name, storage, storage.shape, None, shard))
+        return
+    parent = path.rpartition(".")[0]
+    names = []
+    for section in sections:
+        name = ".".join(part for part in (parent, section.name, attribute) if part)
+        shape = (*storage.shape[: section.dim], section.size, *storage.shape[section.dim + 1 :])
+        shard = shards.get(f"{section.name}.{attribute}")
+        _register(targets.by_name, Target(name, storage, shape, section, shard))
+        names.append(name)
+    covered = sum(section.size for section in sections)
+    if covered != storage.shape[sections[0].dim]:
+        raise WeightsError(f"the sections of {storage.name} cover {covered} of its {storage.shape} entries.")
+    if not any(targets.by_name[name].shard for name in names):
+        targets.fused[storage.name] = tuple(names)
+        targets.whole[storage.name] = Target(storage.name, storage, storage.shape)
+
+
+def _register(by_name: dict[str, Target], target: Target) -> None:
+    shard = target.shard
+    if target.name in by_name:
+        raise WeightsError(f"the model has two parameters that a checkpoint would call {target.name!r}.")
+    if shard is not None and target.shape[shard.dim] != shard.size + shard.pad:
+        raise WeightsError(
+            f"the shard of {target.name} has {shard.size} + {shard.pad} entries, its shape is {target.shape}."
+        )
+    target.storage.padded |= shard is not None and shard.pad > 0
+    by_name[target.name] = target
+
+
+def _tie(targets: Targets, ties: list[tuple[str, nn.Module, str, str]]) -> None:
+    storages = {storage.name: storage for storage in targets.storages}
+    for name, module, attribute, tied_to in ties:
+        storage = storages.get(targets.tied.get(tied_to, tied_to))
+        shape = tuple(module._parameters[attribute].shape)  # type: ignore[union-attr]
+        if storage is None or storage.shape != shape:
+            found = "is not a parameter" if storage is None else f"has shape {storage.shape}, not {shape}"
+            raise WeightsError(f"{name} is tied to {tied_to!r}, which {found}.")
+        storage.holders.append((module, attribute))
+        targets.tied[name] = storage.name
+
+
+def _dtype_change(model: nn.Module, dtype: torch.dtype | None) -> dict[torch.dtype, torch.dtype]:
+    """``{the dtype most parameters were built in: dtype}``."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.dtype.is_floating_point:
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return {max(sizes, key=lambda kind: sizes[kind]): dtype} if sizes and dtype is not None else {}

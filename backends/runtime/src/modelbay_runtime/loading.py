@@ -1,0 +1,227 @@
+"""Fill a module tree from a checkpoint: everything is checked by name and shape first, then tensors are streamed.
+
+Peak memory is the parameters themselves plus the tensor that is being copied: a parameter gets its memory right before
+its first tensor, a tensor is a view of the mapped file, converted by the one copy, and its pages are given back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from modelbay.errors import WeightsError
+from modelbay.specs import LoadFormatSpec, load_target
+from modelbay.weights.accounting import LoadReport, ParameterUse
+from modelbay.weights.choose import choose_format
+from modelbay.weights.dummy import DummySource
+from modelbay.weights.formats import TensorEntry, WeightSource
+from modelbay.weights.index import shorten
+from modelbay.weights.matching import BEYOND, NOT_STRICT, Expected, Matching, match_names
+from modelbay.weights.names import make_pieces
+from modelbay.weights.pieces import Narrow, Piece
+from modelbay_runtime.load_stream import Streamer, dtype_name, read_piece
+from modelbay_runtime.load_targets import Target, Targets, find_targets
+
+if TYPE_CHECKING:
+    from modelbay.config import ModelConfig
+    from modelbay.resolve import Resolution
+    from modelbay.trace import Trace
+    from modelbay.weights.transforms import Transform
+
+_COMPARE_BYTES = 16 << 20
+
+
+def load_weights(
+    model: nn.Module, resolution: Resolution, *, device: torch.device | str, dtype: torch.dtype | None = None
+) -> LoadReport:
+    """Fill every parameter and persistent buffer of ``model``, and account for every tensor of the checkpoint.
+
+    Args:
+        model: built on the meta device (or already on ``device``); see `modelbay_runtime.layout` for what its modules
+            may say about themselves.
+        device: where parameters and buffers end up.
+        dtype: of the parameters; those that were built in another dtype than most keep theirs.
+
+    Raises:
+        WeightsError: the checkpoint is damaged or does not fit. Before the first parameter changes, unless the data
+            itself cannot be read.
+    """
+    started = time.perf_counter()
+    device = _with_index(torch.device(device))
+    args, config = resolution.args, resolution.config
+    spec, load_format = choose_format(args.load_format, resolution.files, resolution.plugins, resolution.trace)
+    targets = find_targets(model, tie=config.tie_word_embeddings, dtype=dtype)
+    report = LoadReport(spec.name)
+    with load_format.open(resolution.files, config, args) as source:
+        made_up = isinstance(source, DummySource)
+        if isinstance(source, DummySource):
+            source.expect(_dummy_tensors(targets, (name for name in targets.by_name if not _is_buffer(targets, name))))
+        entries = source.entries()
+        matching = _match(entries, () if made_up else _transforms(spec, resolution), targets, resolution, made_up)
+        _check_fit(matching, entries, targets)
+        _check_ties(source, matching, entries, targets, config)
+        _open_accounts(report, entries, targets, matching)
+        streamer = Streamer(model, targets, device, report)
+        streamer.stream(source, matching.loaded, matching.missing, entries)
+        streamer.fill_missing(matching.missing, args.seed)
+    streamer.finish()
+    report.seconds = time.perf_counter() - started
+    _say(resolution.trace, report, matching, config)
+    assert not report.unaccounted(), report.unaccounted()
+    return report
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """``cuda`` as the device that tensors on it will report."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _transforms(spec: LoadFormatSpec, resolution: Resolution) -> tuple[Transform, ...]:
+    """The format's own names to Hugging Face's, then Hugging Face's to the model's."""
+    own = tuple(load_target(spec.transforms)(resolution.config)) if spec.transforms else ()
+    return own + (resolution.arch.transforms if resolution.arch else ())
+
+
+def _is_buffer(targets: Targets, name: str) -> bool:
+    return targets[name].storage.buffer
+
+
+def _dummy_tensors(targets: Targets, names: Iterable[str]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (targets[name].whole_shape(), dtype_name(targets[name].storage.dtype)) for name in names}
+
+
+def _match(
+    entries: Mapping[str, TensorEntry],
+    transforms: tuple[Transform, ...],
+    targets: Targets,
+    resolution: Resolution,
+    made_up: bool,
+) -> Matching:
+    config = resolution.config
+    expected = Expected(
+        names=tuple(name for name in targets.by_name if not (made_up and _is_buffer(targets, name))),
+        fused=targets.fused,
+        tied=targets.tied,
+        computed=targets.computed,
+        num_layers=config.num_layers,
+    )
+    return match_names(make_pieces(entries, transforms, config), expected, strict=resolution.args.strict)
+
+
+def _check_fit(matching: Matching, entries: Mapping[str, TensorEntry], targets: Targets) -> None:
+    """Shapes and kinds of dtype (W8), all at once.
+
+    Raises:
+        WeightsError: listing what does not fit.
+    """
+    wrong = []
+    for piece in matching.loaded:
+        target = targets[piece.name]
+        entry = entries[piece.source]
+        if not _shape_fits(piece.full_shape, target):
+            wrong.append(f"{piece.source} is {list(piece.full_shape)}, the model wants {list(target.whole_shape())}")
+        elif _kind(getattr(torch, entry.dtype)) != _kind(target.storage.dtype):
+            wrong.append(f"{piece.source} is {entry.dtype}, the model wants {dtype_name(target.storage.dtype)}")
+    if wrong:
+        raise WeightsError(
+            f"{len(wrong)} tensors do not fit the model: {shorten(wrong, 4)}.",
+            hint="Config and weights come from different models, or the checkpoint is quantised.",
+        )
+
+
+def _shape_fits(found: tuple[int, ...], target: Target) -> bool:
+    wanted, shard = target.whole_shape(), target.shard
+    if shard is None or shard.total is not None or len(found) != len(wanted):
+        return found == wanted
+    rest = [size for dim, size in enumerate(found) if dim != shard.dim]
+    return found[shard.dim] >= wanted[shard.dim] and rest == [
+        size for dim, size in enumerate(wanted) if dim != shard.dim
+    ]
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "float"
+    return "complex" if dtype.is_complex else "integer"
+
+
+def _check_ties(
+    source: WeightSource, matching: Matching, entries: Mapping[str, TensorEntry], targets: Targets, config: ModelConfig
+) -> None:
+    """A duplicate of a tied parameter must be one (W5).
+
+    Raises:
+        WeightsError: it differs, so that the checkpoint was not trained tied.
+    """
+    for duplicate, original in matching.tied:
+        dtype = targets[original.name].storage.dtype
+        if duplicate.full_shape == original.full_shape and _same(source, duplicate, original, dtype):
+            continue
+        where = config.sources.get("tie_word_embeddings", "the config")
+        raise WeightsError(
+            f"{duplicate.source} differs from {original.source}, but tie_word_embeddings is true ({where}).",
+            hint="If the checkpoint is meant untied, set it to false in config.json or by hf_overrides.",
+        )
+
+
+def _same(source: WeightSource, first: Piece, second: Piece, dtype: torch.dtype) -> bool:
+    """Equal once converted to ``dtype``; a few rows at a time, so that neither is in memory as a whole."""
+    rows = first.shape[0] if first.shape else 1
+    row_bytes = max(1, dtype.itemsize * torch.Size(first.shape).numel() // max(rows, 1))
+    step = max(1, _COMPARE_BYTES // row_bytes)
+    try:
+        for start in range(0, rows, step):
+            pieces = (first, second)
+            if first.shape:
+                size = min(step, rows - start)
+                pieces = (first.then(Narrow(0, start, size)), second.then(Narrow(0, start, size)))
+            left, right = (read_piece(source, piece).to(dtype) for piece in pieces)
+            if not torch.equal(_bits(left), _bits(right)) and not torch.equal(left, right):
+                return False
+    finally:
+        source.release(first.source)
+        source.release(second.source)
+    return True
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN equals itself here."""
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _open_accounts(
+    report: LoadReport, entries: Mapping[str, TensorEntry], targets: Targets, matching: Matching
+) -> None:
+    report.files = tuple(dict.fromkeys(entry.file for entry in entries.values()))
+    report.add_entries(entries.values())
+    for name, target in targets.by_name.items():
+        storage = target.storage
+        report.parameters[name] = ParameterUse(name, storage.name, target.shape, dtype_name(storage.dtype))
+    for name, canonical in targets.tied.items():
+        storage = targets[canonical].storage
+        report.parameters[name] = ParameterUse(name, canonical, storage.shape, dtype_name(storage.dtype), status="tied")
+    for duplicate, _ in matching.tied:
+        report.tied(duplicate.source, duplicate.name)
+    for piece, rule in matching.ignored:
+        report.ignored(piece.source, rule)
+
+
+def _say(trace: Trace, report: LoadReport, matching: Matching, config: ModelConfig) -> None:
+    """What a reader of the trace should know of this load."""
+    trace.decide("weights", "loaded", report.summary(), shorten(report.files, 3))
+    for duplicate, original in matching.tied:
+        trace.decide("weights", f"{duplicate.source}", f"equals {original.source}, tied", "tie_word_embeddings")
+    rules = report.ignored_by_rule()
+    if BEYOND in rules and not config.get("num_nextn_predict_layers"):
+        trace.warn("weights", BEYOND, f"{rules[BEYOND]} tensors not used", f"num_hidden_layers = {config.num_layers}")
+    if NOT_STRICT in rules:
+        trace.warn("weights", NOT_STRICT, f"{rules[NOT_STRICT]} tensors not used", "argument strict")
+    made_up = [use.name for use in report.parameters.values() if use.status == "initialised"]
+    if made_up and report.format != "dummy":
+        trace.warn("weights", "parameters without a tensor", f"made up: {shorten(made_up)}", "argument strict")

@@ -1,0 +1,45 @@
+"""Historical repairs, each named in the trace: the core's RoPE spelling, and those that plugins register."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from modelbay.config.text import inner_dict, text_path
+from modelbay.errors import ConfigError, ModelbayError
+from modelbay.rope import canonical_config
+from modelbay.specs import ConfigPatch, load_target
+
+if TYPE_CHECKING:
+    from modelbay.plugins import Plugins
+    from modelbay.trace import Trace
+
+
+def apply_patches(raw: Mapping[str, Any], plugins: Plugins, trace: Trace) -> dict[str, Any]:
+    """A patched copy. Patches see the whole dict, and the nested text config as a dict of its own."""
+    patched = copy.deepcopy(dict(raw))
+    levels = [patched]
+    path = text_path(patched)
+    if path:
+        levels.append(inner_dict(patched, path))
+    for owned in plugins.all("config_patches"):
+        for level in levels:
+            _apply(owned.value, str(owned.owner), level, trace)
+    for level in levels:
+        for done in canonical_config(level):
+            trace.decide("config", "patch rope-spelling", done, "modelbay")
+    return patched
+
+
+def _apply(patch: ConfigPatch, owner: str, level: dict[str, Any], trace: Trace) -> None:
+    if patch.model_types and level.get("model_type") not in patch.model_types:
+        return
+    try:
+        done = load_target(patch.target)(level)
+    except ModelbayError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"config patch {patch.name!r} of {owner} failed: {type(error).__name__}: {error}") from error
+    if done:
+        trace.decide("config", f"patch {patch.name}", done, owner)

@@ -1,0 +1,94 @@
+"""Listing local directories, and what to say when a path is not a model."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from modelbay.errors import ModelNotFoundError, NotAModelError, SourceError
+
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
+
+
+def list_directory(root: Path, file_suffixes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Files below ``root``, "/"-separated and sorted. Hidden folders (``.git``) and caches are left out.
+
+    A directory that cannot be a model is not walked: listing a home directory to refuse it would take minutes.
+    """
+    try:
+        top = [entry.name for entry in os.scandir(root) if entry.is_file()]
+    except OSError as error:
+        raise SourceError(f"cannot list {root}: {error.strerror}.", hint="Check its permissions.") from error
+    suffixes = tuple(file_suffixes)
+    one_down = [entry.relative_to(root).as_posix() for entry in root.glob("[!.]*/*") if entry.name.endswith(suffixes)]
+    if "config.json" not in top and not any(name.endswith(suffixes) for name in top) and not one_down:
+        return tuple(sorted(top))
+    names = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        names += [(Path(folder) / name).relative_to(root).as_posix() for name in files]
+    return tuple(sorted(names))
+
+
+def list_shards(root: Path, entry: str) -> tuple[str, ...]:
+    """The file itself, or all files of the split checkpoint (``-00001-of-00003``) it is a part of."""
+    part = _SHARD.fullmatch(entry)
+    if part is None:
+        return (entry,)
+    same = re.compile(rf"{re.escape(part['stem'])}-\d{{5}}-of-{part['total']}{re.escape(part['suffix'])}")
+    return tuple(sorted(path.name for path in root.iterdir() if same.fullmatch(path.name)))
+
+
+def missing_path(reference: str, path: Path) -> ModelNotFoundError:
+    """For a reference that can only be a path, and does not exist."""
+    if "://" in reference:
+        return ModelNotFoundError(f"{reference} is an address, not a model reference.", hint="Give org/name.")
+    if path.is_symlink():
+        return ModelNotFoundError(f"{reference} is a link to {os.readlink(path)}, which does not exist.")
+    parent = path.parent
+    if not parent.is_dir():
+        existing = next((folder for folder in parent.parents if folder.is_dir()), Path("/"))
+        return ModelNotFoundError(
+            f"there is no path {reference} ({existing.absolute()} exists, {parent.absolute()} does not).",
+            hint="Check the path.",
+        )
+    near = difflib.get_close_matches(path.name, sorted(os.listdir(parent)), n=1)
+    hint = f"Did you mean {parent / near[0]}?" if near else f"Check the path; {parent.absolute()} exists."
+    return ModelNotFoundError(f"there is no path {reference}.", hint=hint)
+
+
+def not_a_model_file(path: Path, file_suffixes: Sequence[str]) -> NotAModelError:
+    """For a path to a file that is not a model by itself."""
+    known = f" Files that are models by themselves end in {', '.join(file_suffixes)}." if file_suffixes else ""
+    return NotAModelError(f"{path} is a file.{known}", hint=f"Give its directory: {path.parent}")
+
+
+def not_a_model_directory(
+    reference: str, root: Path, names: Sequence[str], file_suffixes: Sequence[str]
+) -> NotAModelError:
+    """For a directory without config.json."""
+    or_file = f" and no {' or '.join(file_suffixes)} file" if file_suffixes else ""
+    found = f"holds {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "is empty of files"
+    hint = next_step(names) or _hint_below(root)
+    if hint is None:
+        hint = "Give the directory that holds the model's config.json."
+        if reference.count("/") == 1 and not reference.startswith((".", "/", "~")):
+            hint += f" If the hub's {reference} was meant: a local directory of this name wins; run elsewhere."
+    return NotAModelError(f"{reference} is a directory without config.json{or_file}; it {found}.", hint=hint)
+
+
+def next_step(names: Sequence[str]) -> str | None:
+    """What a listing without config.json seems to be, if that is known."""
+    if "adapter_config.json" in names:
+        return "It is an adapter (adapter_config.json): merge it into its base model first."
+    if "model_index.json" in names:
+        return "It is a diffusion pipeline (model_index.json), which is not served here."
+    return None
+
+
+def _hint_below(root: Path) -> str | None:
+    below = sorted(root.glob("[!.]*/config.json")) + sorted(root.glob("snapshots/*/config.json"))
+    return f"Did you mean {below[-1].parent}?" if below else None

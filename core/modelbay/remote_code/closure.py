@@ -1,0 +1,92 @@
+"""The files that a module of a model repository needs: itself and what it imports relatively, to any depth."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from modelbay.errors import RemoteCodeError
+
+if TYPE_CHECKING:
+    from modelbay.source import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """The content of a module and of everything it imports from its repository, by file name."""
+
+    files: dict[str, bytes]
+
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file."""
+        return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.files.items())}
+
+    def digest(self) -> str:
+        """The SHA-256 of the whole: names and contents."""
+        whole = hashlib.sha256()
+        for name, digest in self.digests().items():
+            whole.update(f"{digest}  {name}\n".encode())
+        return whole.hexdigest()
+
+
+def find_closure(files: ModelFiles, module: str) -> Closure:
+    """Read a module and, from its syntax alone, all it imports relatively. Nothing is run.
+
+    A relative import whose file the repository lacks is left to fail when the code runs: it may be in a ``try``.
+
+    Raises:
+        RemoteCodeError: the module itself is absent, or a file is not Python.
+    """
+    entry = f"{module.replace('.', '/')}.py"
+    if not files.has(entry) and files.complete:
+        python = ", ".join(name for name in files.names if name.endswith(".py"))
+        raise RemoteCodeError(f"{files.reference} has no {entry}.", hint=f"Its Python files: {python or 'none'}.")
+    found: dict[str, bytes] = {}
+    pending = [entry, *_packages_above(files, entry)]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found[name] = files.fetch([name])[0].read_bytes()
+            pending += _imported_files(files, name, found[name])
+    return Closure(found)
+
+
+def _imported_files(files: ModelFiles, name: str, content: bytes) -> Iterator[str]:
+    """The repository's files that one file imports relatively."""
+    try:
+        tree = ast.parse(content, filename=name)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise RemoteCodeError(f"{name}{line} of {files.reference} is not Python: {error}.") from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            for target in _targets(name, node):
+                for candidate in (f"{target}.py", f"{target}/__init__.py"):
+                    if files.has(candidate):
+                        yield candidate
+                        yield from _packages_above(files, candidate)
+                        break
+
+
+def _targets(name: str, node: ast.ImportFrom) -> Iterator[str]:
+    """What ``from <dots><module> import <names>`` may mean, as paths without ``.py``: a name can be a module too."""
+    folder = PurePosixPath(name).parent
+    if node.level - 1 > len(folder.parts):
+        return  # leaves the repository: Python refuses it when it runs
+    parts = folder.parts[: len(folder.parts) - (node.level - 1)] + tuple((node.module or "").split("."))
+    base = "/".join(part for part in parts if part)
+    if base:
+        yield base
+    for alias in node.names:
+        yield f"{base}/{alias.name}" if base else alias.name
+
+
+def _packages_above(files: ModelFiles, name: str) -> Iterator[str]:
+    """The ``__init__.py`` files of the folders that a file is in; the repository's own is left out."""
+    for folder in PurePosixPath(name).parents:
+        if folder.parts and files.has(f"{folder}/__init__.py"):
+            yield f"{folder}/__init__.py"

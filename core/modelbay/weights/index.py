@@ -1,0 +1,130 @@
+"""Which files a checkpoint consists of: the index decides; without one, every shard in the root folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+
+from modelbay.errors import WeightsError
+
+if TYPE_CHECKING:
+    from modelbay.source import ModelFiles
+
+E = TypeVar("E")
+
+#: Files that end like weights and are not this model's weights: copies in another layout, adapters, trainer state.
+NOT_WEIGHTS = (
+    "consolidated*",
+    "adapter_*",
+    "training_args*",
+    "optimizer*",
+    "scheduler*",
+    "scaler*",
+    "rng_state*",
+    "tokenizer*",
+)
+
+
+def select_files(files: ModelFiles, *, indexes: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The weight files of one format, relative names, sorted.
+
+    Args:
+        indexes: names of index files, the preferred one first.
+        patterns: tried in order without an index; the first that matches files in the root folder decides.
+
+    Raises:
+        WeightsError: the index is malformed, or names files that are absent.
+    """
+    if files.entry is not None:
+        return (files.entry,) if any(fnmatchcase(files.entry, pattern) for pattern in patterns) else ()
+    for index in indexes:
+        if files.has(index):
+            return _indexed(files, index)
+    root = [name for name in files.names if "/" not in name and not _excluded(name)]
+    for pattern in patterns:
+        found = sorted(name for name in root if fnmatchcase(name, pattern))
+        if found:
+            return tuple(found)
+    return ()
+
+
+def weight_map(files: ModelFiles, index: str) -> dict[str, str]:
+    """``{tensor: file}`` of an index file, checked.
+
+    Raises:
+        WeightsError: it is not of the form ``{"weight_map": {tensor: file}}``, or a file lies outside the model.
+    """
+    content = files.read_json(index) or {}
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    if (
+        not isinstance(mapping, dict)
+        or not mapping
+        or not all(isinstance(tensor, str) and isinstance(file, str) for tensor, file in mapping.items())
+    ):
+        raise WeightsError(f"index {index} of {files.reference} has no weight_map of tensor and file names.")
+    for name in set(mapping.values()):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name:
+            raise WeightsError(f"index {index} of {files.reference} names {name!r}, a file outside the model.")
+    return mapping
+
+
+def check_index(files: ModelFiles, indexes: tuple[str, ...], tensors: Mapping[str, str]) -> None:
+    """Every tensor that the index promises is in the file that it names (``tensors``: name to file).
+
+    Raises:
+        WeightsError: naming the tensors that are not.
+    """
+    index = next((name for name in indexes if files.entry is None and files.has(name)), None)
+    if index is None:
+        return
+    wrong = sorted(name for name, file in weight_map(files, index).items() if tensors.get(name) != file)
+    if wrong:
+        raise WeightsError(
+            f"index {index} of {files.reference} promises tensors that its files do not hold: {shorten(wrong)}.",
+            hint="Index and files come from different checkpoints; fetch both again.",
+        )
+
+
+def merge_entries(per_file: Iterable[tuple[str, Iterable[E]]], name_of: Callable[[E], str]) -> dict[str, E]:
+    """One table of all files' tensors, in file order then data order.
+
+    Raises:
+        WeightsError: two files hold a tensor of the same name.
+    """
+    merged: dict[str, E] = {}
+    owner: dict[str, str] = {}
+    for file, entries in per_file:
+        for entry in entries:
+            name = name_of(entry)
+            if name in merged:
+                raise WeightsError(
+                    f"tensor {name!r} is in both {owner[name]} and {file}.",
+                    hint="Keep one set of weight files, or add the index file that says which are meant.",
+                )
+            merged[name], owner[name] = entry, file
+    return merged
+
+
+def shorten(names: Iterable[str], limit: int = 8) -> str:
+    """A list of names for an error message: the first few, and how many more."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _indexed(files: ModelFiles, index: str) -> tuple[str, ...]:
+    named = sorted(set(weight_map(files, index).values()))
+    absent = [name for name in named if not files.has(name)]
+    if absent:
+        raise WeightsError(
+            f"index {index} of {files.reference} names files that are not there: {shorten(absent)}.",
+            hint="Download the missing files, or remove the index if it is stale.",
+        )
+    return tuple(named)
+
+
+def _excluded(name: str) -> bool:
+    return any(fnmatchcase(name.lower(), pattern) for pattern in NOT_WEIGHTS)

@@ -1,0 +1,117 @@
+"""A piece: what one tensor on disk (or a part of it) becomes in the model, as a short list of views.
+
+No torch: shapes are worked out on tuples, and `Piece.apply` calls methods that tensors have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """``size`` entries from ``start`` along ``dim``."""
+
+    dim: int
+    start: int
+    size: int
+
+    def shape(self, shape: Shape) -> Shape:
+        return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.narrow(self.dim, self.start, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """Dimensions in a new order, as ``tensor.permute``."""
+
+    order: tuple[int, ...]
+
+    def shape(self, shape: Shape) -> Shape:
+        return tuple(shape[dim] for dim in self.order)
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.permute(self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The same elements under another shape; copies only if they are not in that order in memory."""
+
+    size: Shape
+
+    def shape(self, shape: Shape) -> Shape:
+        assert prod(shape) == prod(self.size), f"view of {shape} as {self.size}"
+        return self.size
+
+    def apply(self, tensor: Any) -> Any:
+        return tensor.reshape(self.size)
+
+
+Step = Narrow | Permute | View
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The piece is entry ``index`` of ``count`` along a dimension ``dim`` that stacking adds."""
+
+    dim: int
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the tensor ``source`` on disk, under the name ``name``.
+
+    Args:
+        shape: after ``steps``, without the slot's dimension.
+        slot: set if this piece is one of several that are stacked into ``name``.
+        rule: the name of the rule by which it is ignored, if it is.
+    """
+
+    source: str
+    name: str
+    shape: Shape
+    steps: tuple[Step, ...] = ()
+    slot: Slot | None = None
+    rule: str | None = None
+
+    @property
+    def full_shape(self) -> Shape:
+        """The shape of the tensor ``name``: with the stacked dimension."""
+        if self.slot is None:
+            return self.shape
+        return (*self.shape[: self.slot.dim], self.slot.count, *self.shape[self.slot.dim :])
+
+    def then(self, *steps: Step) -> Piece:
+        """This piece with more views behind it."""
+        shape = self.shape
+        for step in steps:
+            shape = step.shape(shape)
+        return replace(self, shape=shape, steps=self.steps + steps)
+
+    def index(self) -> tuple[tuple[slice, ...] | None, tuple[Step, ...]]:
+        """What to read and what to do afterwards: the leading narrows become an index into the tensor on disk."""
+        count = next((i for i, step in enumerate(self.steps) if not isinstance(step, Narrow)), len(self.steps))
+        ranges: dict[int, tuple[int, int]] = {}
+        for step in self.steps[:count]:
+            assert isinstance(step, Narrow)
+            start = ranges.get(step.dim, (0, 0))[0] + step.start
+            ranges[step.dim] = (start, start + step.size)
+        if not ranges:
+            return None, self.steps
+        dims = range(max(ranges) + 1)
+        return tuple(slice(*ranges[dim]) if dim in ranges else slice(None) for dim in dims), self.steps[count:]
+
+    def apply(self, tensor: Any) -> Any:
+        """All views on the whole tensor from disk."""
+        for step in self.steps:
+            tensor = step.apply(tensor)
+        return tensor

@@ -1,0 +1,132 @@
+"""Load format ``safetensors``: headers first, then tensors as views of mapped memory, page by page."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelbay.errors import WeightsError
+from modelbay.weights.diagnose import damaged
+from modelbay.weights.formats import Index, TensorEntry
+from modelbay.weights.header import HeaderEntry, read_header
+from modelbay.weights.index import check_index, merge_entries, select_files
+
+if TYPE_CHECKING:
+    import torch
+
+    from modelbay.args import EngineArgs
+    from modelbay.config import ModelConfig
+    from modelbay.source import ModelFiles
+
+INDEXES = ("model.safetensors.index.json",)
+PATTERNS = ("*.safetensors",)
+
+# Python names the flag only from 3.13 on. Without it Linux counts a private mapping as memory that may be written, and
+# refuses to map a file larger than RAM.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+class Safetensors:
+    """The load format."""
+
+    def select(self, files: ModelFiles) -> tuple[str, ...]:
+        return select_files(files, indexes=INDEXES, patterns=PATTERNS)
+
+    def open(self, files: ModelFiles, config: ModelConfig, args: EngineArgs) -> SafetensorsSource:
+        names = self.select(files)
+        if not names:
+            raise WeightsError(f"{files.reference} has no .safetensors files.")
+        source = SafetensorsSource(dict(zip(names, files.fetch(names), strict=True)))
+        try:
+            check_index(files, INDEXES, {name: entry.file for name, entry in source.entries().items()})
+        except BaseException:
+            source.close()
+            raise
+        return source
+
+
+class SafetensorsSource:
+    """Open safetensors files. Every header is checked on opening; data is mapped at the first read.
+
+    Args:
+        paths: relative name to path.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = dict(paths)
+        self._maps: dict[str, mmap.mmap] = {}
+        headers = {file: read_header(path) for file, path in self._paths.items()}
+        self._sizes = {file: max((entry.end for entry in entries), default=0) for file, entries in headers.items()}
+        self._where: dict[str, tuple[str, HeaderEntry]] = merge_entries(
+            ((file, [(file, entry) for entry in entries]) for file, entries in headers.items()),
+            lambda item: item[1].name,
+        )
+
+    def entries(self) -> Mapping[str, TensorEntry]:
+        return {
+            name: TensorEntry(name, entry.shape, entry.dtype, file, entry.nbytes)
+            for name, (file, entry) in self._where.items()
+        }
+
+    def read(self, name: str, index: Index = None) -> torch.Tensor:
+        import torch
+
+        file, entry = self._where[name]
+        dtype = getattr(torch, entry.dtype)
+        if entry.nbytes == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        mapped = self._map(file)
+        if entry.begin % dtype.itemsize:  # legal, though no writer of today does it; torch wants aligned elements
+            raw = torch.frombuffer(mapped, dtype=torch.uint8, count=entry.nbytes, offset=entry.begin)
+            flat = raw.clone().view(dtype)
+        else:
+            flat = torch.frombuffer(mapped, dtype=dtype, count=entry.nbytes // dtype.itemsize, offset=entry.begin)
+        tensor = flat.view(entry.shape)
+        return tensor if index is None else tensor[index]
+
+    def release(self, name: str) -> None:
+        file, entry = self._where[name]
+        mapped = self._maps.get(file)
+        if mapped is None or not entry.nbytes or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        # Whole pages: a neighbour's part of the first or last page is read again when it is needed.
+        start = entry.begin - entry.begin % mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+    def close(self) -> None:
+        """Unmap the files; a view that is still alive keeps its own file mapped."""
+        maps, self._maps = self._maps, {}
+        for mapped in maps.values():
+            try:
+                mapped.close()
+            except BufferError:
+                continue
+
+    def __enter__(self) -> SafetensorsSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _map(self, file: str) -> mmap.mmap:
+        """The file mapped privately: writable for torch, which wants that of a buffer, and never written back."""
+        if file not in self._maps:
+            path = self._paths[file]
+            try:
+                with path.open("rb") as handle:
+                    self._maps[file] = _private_map(handle.fileno())
+            except (OSError, ValueError) as error:
+                raise damaged(path, f"it cannot be mapped into memory ({error})") from error
+            if len(self._maps[file]) < self._sizes[file]:
+                raise damaged(path, "it became shorter after it was opened", "Load it again when it is complete.")
+        return self._maps[file]
+
+
+def _private_map(fileno: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(fileno, 0, access=mmap.ACCESS_COPY)
+    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+    return mmap.mmap(fileno, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)

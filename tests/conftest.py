@@ -1,0 +1,42 @@
+"""What the tests that cross members share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from modelbay_testing.isolation import build_wheel
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A stranger's distribution, and the kit's own package: neither holds tests of this checkout.
+collect_ignore = ["third_party", "kit"]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def members() -> list[Path]:
+    """The folder of every distribution in the checkout, the core's (the root) first."""
+    found = [*ROOT.glob("backends/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml")]
+    return [ROOT, *sorted(path.parent for path in found), ROOT / "tests" / "kit"]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``wheel("plugins/llama")``: that project's wheel, built once."""
+    folder = tmp_path_factory.mktemp("dist")
+    built: dict[str, Path] = {}
+
+    def build(project: str) -> Path:
+        if project not in built:
+            built[project] = build_wheel(ROOT / project, folder)
+        return built[project]
+
+    return build
