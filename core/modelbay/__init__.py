@@ -5,14 +5,14 @@ Importing this package is cheap: what needs torch is imported when it is first u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+# These three are functions, and also the modules they live in. Imported here, while the package is set up, the
+# functions keep the names: Python binds a submodule to its package only once, when it first loads it.
+from modelbay.architectures import architectures
+from modelbay.backends import backends
 from modelbay.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from modelbay.architectures import architectures
-    from modelbay.backends import backends
-    from modelbay.resolve import resolve
+from modelbay.resolve import resolve
 
 __version__ = "0.1.0"
 
@@ -22,9 +22,6 @@ _LAZY = {
     "LLM": "modelbay_runtime.llm:LLM",
     "SamplingParams": "modelbay_runtime.sampling_params:SamplingParams",
     "PoolingParams": "modelbay_runtime.sampling_params:PoolingParams",
-    "resolve": "modelbay.resolve:resolve",
-    "architectures": "modelbay.architectures:architectures",
-    "backends": "modelbay.backends:backends",
 }
 
 __all__ = ["LLM", "PoolingParams", "SamplingParams", "__version__", "architectures", "backends", "hookimpl", "resolve"]

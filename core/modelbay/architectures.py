@@ -214,7 +214,7 @@ def _attention_problem(owned: Owned[ArchSpec], plugins: Plugins) -> tuple[str, s
 
 def _decide_task(name: str, owned: Owned[ArchSpec] | None, args: EngineArgs, trace: Trace) -> str:
     """The task; where the class was not written for it, the conversion that serves it (A1)."""
-    own_tasks = (suffix_task(name) or "generate",)
+    own_tasks: tuple[str, ...] = (suffix_task(name) or "generate",)
     if owned is not None and owned.value.name == name:
         own_tasks = owned.value.tasks
     task, source = _task(name, own_tasks, args)

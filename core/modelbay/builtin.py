@@ -37,4 +37,7 @@ def register_commands() -> list[CommandSpec]:
             name="explain", target="modelbay.cli.explain:command", summary="Explain what would run, without weights."
         ),
         CommandSpec(name="version", target="modelbay.cli.version:command", summary="Show versions."),
+        CommandSpec(
+            name="config", target="modelbay.cli.config:command", summary="Show the settings and where they come from."
+        ),
     ]

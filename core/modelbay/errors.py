@@ -68,6 +68,10 @@ class TrustError(ModelbayError):
     """Code from a model repository would have to run, and it was not allowed to."""
 
 
+class RemoteCodeError(ModelbayError):
+    """Trusted code from a model repository is absent, or failed while it was imported."""
+
+
 class ConfigError(ModelbayError):
     """The config is unreadable, contradictory, or says something Modelbay does not know."""
 

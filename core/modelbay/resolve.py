@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,13 @@ from modelbay.architectures import select_architecture
 from modelbay.args import EngineArgs
 from modelbay.backends import Candidate, Verdict
 from modelbay.errors import ArchitectureError, BackendError, ConfigError, PluginError, UsageError
+from modelbay.settings import Settings, load_settings
 from modelbay.specs import load_target
 from modelbay.trace import Rejected, Trace
 
 if TYPE_CHECKING:
     from modelbay.config import ModelConfig
     from modelbay.plugins import Plugins
-    from modelbay.settings import Settings
     from modelbay.source import ModelFiles
     from modelbay.specs import ArchSpec, BackendSpec, Owner
 
@@ -50,14 +50,15 @@ def resolve(model: str, **kwargs: Any) -> Resolution:
         UsageError: an argument makes no sense.
         ModelbayError: the stage that could not go on, see `modelbay.errors`.
     """
-    from modelbay.settings import load_settings
+    settings, trace = load_settings(), Trace()
+    return resolve_args(engine_args(model, kwargs, settings, trace), trace=trace, settings=settings)
 
-    settings = load_settings()
-    args = EngineArgs.create(model, **settings.with_defaults(kwargs))
-    trace = Trace()
+
+def engine_args(model: str, kwargs: Mapping[str, Any], settings: Settings, trace: Trace) -> EngineArgs:
+    """The arguments as given, over those of the config file; the trace says which came from there."""
     for name in sorted(settings.args.keys() - kwargs.keys()):
         trace.decide("plugins", f"argument {name}", settings.args[name], str(settings.path))
-    return resolve_args(args, trace=trace, settings=settings)
+    return EngineArgs.create(model, **settings.with_defaults(kwargs))
 
 
 def resolve_args(
@@ -70,7 +71,6 @@ def resolve_args(
     """`resolve` for arguments that are complete. A ``trace`` given here holds what was decided before a failure."""
     from modelbay.config import load_config
     from modelbay.plugins import load_plugins
-    from modelbay.settings import load_settings
     from modelbay.source import find_files
 
     trace = Trace() if trace is None else trace
@@ -125,7 +125,9 @@ def check_quantization(config: ModelConfig, args: EngineArgs, plugins: Plugins, 
             hint=plugins.absent_hint("quantizations", method),
         )
     source = "config.json" if said else "argument"
-    trace.decide("config", "quantization", f"{method} ({owned.value.summary})", f"{source}; served by {owned.owner}")
+    trace.decide(
+        "config", "quantization method", f"{method} ({owned.value.summary})", f"{source}; served by {owned.owner}"
+    )
 
 
 def wanted_backend(args: EngineArgs, architecture: str, settings: Settings) -> tuple[str, str]:

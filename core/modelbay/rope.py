@@ -33,13 +33,15 @@ NEEDS_ORIGINAL_LENGTH = ("yarn", "longrope", "llama3")
 LENGTH_IS_ORIGINAL = ("linear", "dynamic")
 #: The layer kinds of Transformers, and the short names used here. Other kinds keep their name.
 LAYER_KINDS = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
-ROPE_KEYS = frozenset(
-    """
-    rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor
-    beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor short_mscale long_mscale
-    low_freq_factor high_freq_factor mrope_section mrope_interleaved alpha
-    """.split()
-) | frozenset(LAYER_KINDS)
+# fmt: off
+ROPE_KEYS = frozenset((
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
+    "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor", "mrope_section",
+    "mrope_interleaved", "alpha",
+    *LAYER_KINDS,
+))
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +67,24 @@ def is_per_layer_type(parameters: Mapping[str, Any]) -> bool:
 
 
 def canonical(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A rope object with ``rope_type`` instead of ``type`` and today's type names; nulls dropped. May be per layer type.
+    """A rope object with ``rope_type`` instead of ``type`` and today's type names, without nulls.
+
+    It may be one object per layer type.
 
     Raises:
         ConfigError: ``type`` and ``rope_type`` name two different types.
     """
     if is_per_layer_type(parameters):
-        nested = {key: value if value is None else canonical(value) for key, value in parameters.items() if _is_nested(value)}
+        nested = {
+            key: value if value is None else canonical(value) for key, value in parameters.items() if _is_nested(value)
+        }
         return nested | {key: value for key, value in parameters.items() if not _is_nested(value)}
     values = {key: value for key, value in parameters.items() if value is not None}
     old, new = values.pop("type", None), values.pop("rope_type", None)
     if old and new and TYPE_ALIASES.get(old, old) != TYPE_ALIASES.get(new, new):
         raise ConfigError(
             f"the config's RoPE says type={old!r} and rope_type={new!r}.",
-            hint="Choose one with hf_overrides, e.g. {\"rope_parameters\": {\"rope_type\": " + f'"{new}"' + "}}.",
+            hint='Choose one with hf_overrides, e.g. {"rope_parameters": {"rope_type": ' + f'"{new}"' + "}}.",
         )
     kind = new or old
     if kind == "mrope" and "mrope_section" not in values:

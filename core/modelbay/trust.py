@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,8 @@ def load_remote_class(
         )
     code = _code_files(parsed, files, code_revision, trace)
     closure = find_closure(code, parsed.module)
-    store(closure)
+    if f"{package_name(closure)}.{parsed.module}" not in sys.modules:
+        store(closure)
     found = _import(closure, parsed, repository)
     trace.decide(
         "source",
@@ -113,7 +115,7 @@ def _import(closure: Closure, parsed: _Reference, repository: str) -> Any:
     package = package_name(closure)
     try:
         module = importlib.import_module(f"{package}.{parsed.module}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RemoteCodeError(f"{where} failed while it was imported: {_reason(error, package)}") from error
     if not isinstance(getattr(module, parsed.name, None), type):
         near = ", ".join(sorted(name for name, value in vars(module).items() if isinstance(value, type))[:10])
@@ -121,10 +123,12 @@ def _import(closure: Closure, parsed: _Reference, repository: str) -> Any:
     return getattr(module, parsed.name)
 
 
-def _reason(error: Exception, package: str) -> str:
+def _reason(error: BaseException, package: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         if error.name.startswith(package):
-            return f"it needs {error.name.removeprefix(package + '.').replace('.', '/')}.py, which the repository lacks."
+            return (
+                f"it needs {error.name.removeprefix(package + '.').replace('.', '/')}.py, which the repository lacks."
+            )
         name = error.name.partition(".")[0]
         return f"it needs the Python package {name}. Install it: pip install {name}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

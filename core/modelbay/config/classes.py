@@ -88,7 +88,10 @@ def transformers_class(model_type: Any) -> tuple[Any, str | None]:
         return None, version
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return (CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None), version
+    # Not .get(): the mapping is lazy and only its [] loads classes.
+    if model_type not in CONFIG_MAPPING:
+        return None, version
+    return CONFIG_MAPPING[model_type], version
 
 
 def transformers_version() -> str | None:
@@ -134,10 +137,12 @@ def _unknown_type(model_type: Any, version: str | None, plugins: Plugins) -> Con
             "the config has no model_type, and no auto_map that names a config class.",
             hint='Say it with hf_overrides, e.g. {"model_type": "llama"}.',
         )
-    searched = ", ".join(sorted({str(owned.owner) for owned in plugins.all("config_classes")})) or "none with config classes"
+    searched = (
+        ", ".join(sorted({str(owned.owner) for owned in plugins.all("config_classes")})) or "none with config classes"
+    )
     transformers = f"transformers {version}" if version else "transformers (not installed)"
     return ConfigError(
-        f"unknown model_type {model_type!r}: {transformers} does not have it, nor do the plugins searched ({searched}).",
+        f"unknown model_type {model_type!r}: neither {transformers} nor the plugins searched have it ({searched}).",
         hint="The repository has no auto_map for its config, so trust_remote_code would not help: "
         "install a plugin for it, or a newer transformers.",
     )

@@ -10,16 +10,17 @@ from modelbay.errors import ConfigError
 from modelbay.rope import PARTIAL_KEYS, ROPE_DICTS, ROPE_KEYS, THETA_KEYS, merge_rope_override
 
 #: What any config may carry, whether this one does or not.
-COMMON_KEYS = frozenset(
-    """
-    architectures model_type dtype torch_dtype auto_map quantization_config tie_word_embeddings is_encoder_decoder
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
-    hidden_act max_position_embeddings rms_norm_eps layer_norm_eps initializer_range attention_bias mlp_bias
-    sliding_window use_sliding_window max_window_layers layer_types
-    rope_parameters rope_scaling rope_theta partial_rotary_factor original_max_position_embeddings
-    bos_token_id eos_token_id pad_token_id num_labels id2label label2id problem_type use_cache
-    """.split()
-)
+# fmt: off
+COMMON_KEYS = frozenset((
+    "architectures", "model_type", "dtype", "torch_dtype", "auto_map", "quantization_config",
+    "tie_word_embeddings", "is_encoder_decoder", "vocab_size", "hidden_size", "intermediate_size",
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "max_position_embeddings", "rms_norm_eps", "layer_norm_eps", "initializer_range", "attention_bias",
+    "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "rope_parameters",
+    "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "bos_token_id",
+    "eos_token_id", "pad_token_id", "num_labels", "id2label", "label2id", "problem_type", "use_cache",
+))
+# fmt: on
 
 
 def merge(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

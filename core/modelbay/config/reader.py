@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ def read_raw(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace
         for spec in formats:
             if files.entry.endswith(spec.suffixes):
                 return _from_format(files, files.entry, spec, trace)
-    raw = files.read_json(CONFIG_FILE)
+    raw = _decode_floats(files.read_json(CONFIG_FILE))
     if raw is not None:
         trace.decide("config", "config file", CONFIG_FILE, str(files.root))
         return raw, CONFIG_FILE
@@ -71,6 +70,10 @@ def _only(names: tuple[str, ...], reference: str) -> str:
     )
 
 
-def is_weight_file(name: str, pattern: str) -> bool:
-    """Whether a file of the listing is a weight file at the top level of the repository."""
-    return "/" not in name and fnmatch.fnmatch(name, pattern)
+def _decode_floats(value: Any) -> Any:
+    """Transformers writes the floats that JSON cannot hold as ``{"__float__": "Infinity"}``."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decode_floats(item) for key, item in value.items()}
+    return [_decode_floats(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """Code of trusted model repositories, as importable packages: ``modelbay.remote_code.h<hash>.<module>``.
 
-The modules are no part of the installation. `modelbay.trust` writes them to a cache directory, which this package
-has as its path, so that a pickle of a remote class finds it again in another process.
+Those packages are no part of the installation: `modelbay.trust` writes them to a cache directory, which is on this
+package's path, so that a pickle of a remote class finds it again in another process.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ def cache_directory() -> Path:
     return Path(os.path.abspath(os.path.expanduser(base))) / "remote_code"
 
 
-__path__ = [str(cache_directory())]
+__path__ = [*__path__, str(cache_directory())]

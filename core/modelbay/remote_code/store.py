@@ -1,7 +1,8 @@
-"""Writes a closure of trusted files to where `modelbay.remote_code` finds it. Processes may race; readers see all or none."""
+"""Writes trusted code to where `modelbay.remote_code` finds it. Processes may race; a reader sees all or nothing."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shutil
@@ -30,7 +31,9 @@ def store(closure: Closure) -> Path:
     try:
         directory = _write(closure, modelbay.remote_code.cache_directory())
     except OSError:
-        directory = _write(closure, Path(tempfile.mkdtemp(prefix="modelbay-code-")))
+        temporary = Path(tempfile.mkdtemp(prefix="modelbay-code-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        directory = _write(closure, temporary)
     search_path = modelbay.remote_code.__path__
     if str(directory.parent) not in search_path:
         search_path.append(str(directory.parent))

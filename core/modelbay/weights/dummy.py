@@ -74,6 +74,7 @@ def dummy_values(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> to
         return torch.zeros(shape, dtype=target)
     if len(shape) < 2 and name.endswith("weight"):
         return torch.ones(shape).to(target)
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + (seed << 32) & (1 << 63) - 1)
+    # The CPU generator takes 32 bits of a seed.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     scale = shape[-1] ** -0.5 if len(shape) >= 2 and shape[-1] else _BIAS_SCALE
     return torch.randn(shape, generator=generator).mul_(scale).to(target)

@@ -97,13 +97,9 @@ class SafetensorsSource:
         mapped.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
 
     def close(self) -> None:
-        """Unmap the files; a view that is still alive keeps its own file mapped."""
-        maps, self._maps = self._maps, {}
-        for mapped in maps.values():
-            try:
-                mapped.close()
-            except BufferError:
-                continue
+        """Let go of the files. Views that are still alive hold the mapping, which ends with the last of them: torch
+        keeps the mapping object but no lock on it, so closing it here would pull the memory from under them."""
+        self._maps.clear()
 
     def __enter__(self) -> SafetensorsSource:
         return self

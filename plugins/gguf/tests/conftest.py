@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,22 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
 
+from modelbay.source import ModelFiles
+
 VOCAB = 128
 HIDDEN = 64
 LAYERS = 2
 HEADS, KV_HEADS = 4, 2
 
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16, "tie_word_embeddings": True}
 #: Hugging Face's model type of each architecture, and what its config needs beyond the common sizes.
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "phi3": ("phi3", {"pad_token_id": 0}),
-    "gemma2": ("gemma2", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}),
-    "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}),
+    "gemma2": ("gemma2", _GEMMA),
+    "gemma3": ("gemma3_text", _GEMMA),
     "starcoder2": ("starcoder2", {"norm_epsilon": 1e-5}),
     "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
 }
@@ -38,7 +41,6 @@ class TinyGguf:
     path: Path
     arch: str
     model: Any
-    tensors: dict[str, tuple[np.ndarray, Q]] = field(default_factory=dict)
 
 
 def tiny_model(arch: str, **overrides: Any) -> Any:
@@ -82,7 +84,9 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             array = array + 1
-        found[f"{names.get_name(stem)}.{leaf}"] = np.ascontiguousarray(array)
+        ggml_name = names.get_name(stem)
+        assert ggml_name is not None, name
+        found[f"{ggml_name}.{leaf}"] = np.ascontiguousarray(array)
     return found
 
 
@@ -166,3 +170,16 @@ def write_gguf(tmp_path: Path) -> Callable[..., TinyGguf]:
         return TinyGguf(path, arch, model)
 
     return write
+
+
+@pytest.fixture
+def files_of() -> Callable[[Path], ModelFiles]:
+    """What a reference to a directory, or to one file in it, resolves to."""
+
+    def files(path: Path) -> ModelFiles:
+        root = path if path.is_dir() else path.parent
+        names = tuple(sorted(sibling.name for sibling in root.iterdir()))
+        entry = None if path.is_dir() else path.name
+        return ModelFiles(reference=str(path), kind="local", root=root, names=names, entry=entry)
+
+    return files

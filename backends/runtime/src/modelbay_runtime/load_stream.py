@@ -143,9 +143,8 @@ class Streamer:
             kinds.add((dtype_name(values.dtype), dtype_name(memory.dtype)))
             memory.copy_(values)
             written += memory.nbytes
-            self._report.loaded(name, target.name, made_up=made_up)
-            for section in self._targets.fused.get(target.name, ()) if target.section is None else ():
-                self._report.loaded(name, section, made_up=made_up)
+            for part in self._targets.fused.get(target.name, (target.name,)):
+                self._report.loaded(name, part, made_up=made_up)
             del values, memory
         source.release(name)
         for kind in sorted(kinds):

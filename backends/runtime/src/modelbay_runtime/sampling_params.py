@@ -152,8 +152,8 @@ class SamplingParams:
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_token_ids))
 
     def replace(self, **changes: Any) -> SamplingParams:
-        """A copy with some values changed. What was not said before stays not said."""
-        return type(self)(**{**self._filled(), **changes})._mark(self.explicit | _said(changes))
+        """A copy with some values changed; None makes one not said again. What was not said before stays so."""
+        return type(self)(**{**self._filled(), **changes})._mark((self.explicit - changes.keys()) | _said(changes))
 
     def with_defaults(self, generation: Mapping[str, Any]) -> SamplingParams:
         """This request with the model's default sampling where it said nothing (BEHAVIOUR C10).
@@ -321,14 +321,12 @@ def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias must map token ids to numbers, got {value!r}.")
     bias = {}
-    key: Any
-    amount: Any
     for key, amount in value.items():
         # JSON has only strings as keys.
         token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
         if not _is_int(token_id) or token_id < 0:
             raise UsageError(f"logit_bias must have token ids (integers of at least 0) as keys, got {key!r}.")
-        if not isinstance(amount, Real) or isinstance(amount, bool) or not -100 <= amount <= 100:
+        if isinstance(amount, bool) or not isinstance(amount, Real) or not -100 <= float(amount) <= 100:
             raise UsageError(f"logit_bias must be in [-100, 100], got {amount!r} for token {token_id}.")
         bias[int(token_id)] = float(amount)
     return bias

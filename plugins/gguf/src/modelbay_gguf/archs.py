@@ -120,7 +120,7 @@ def arch_named(name: str | None, where: str) -> GgufArch:
     Raises:
         ConfigError: it is none of those supported.
     """
-    if name not in ARCHS:
+    if name is None or name not in ARCHS:
         raise ConfigError(f"{where} is a GGUF file of architecture {name!r}; supported: {', '.join(sorted(ARCHS))}.")
     return ARCHS[name]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from modelbay.errors import ConfigError
-
 from modelbay_gguf.archs import ARCHS, GgufArch, arch_named
 from modelbay_gguf.files import local_shards
 from modelbay_gguf.header import Header, StringArray, read_header
@@ -126,10 +125,12 @@ def _vocab_size(header: Header, facts: Mapping[str, Any], headers: Sequence[Head
     for shard in headers:
         if "token_embd.weight" in shard.by_name:
             return shard.by_name["token_embd.weight"].shape[0]
+    if "vocab_size" in facts:
+        return int(facts["vocab_size"])
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if "vocab_size" not in facts and not isinstance(tokens, StringArray):
+    if not isinstance(tokens, StringArray):
         raise ConfigError(f"{header.path} says nowhere how large its vocabulary is.")
-    return facts.get("vocab_size") or tokens.count
+    return tokens.count
 
 
 def _tokens(header: Header) -> dict[str, Any]:

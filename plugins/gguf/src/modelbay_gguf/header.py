@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
 from modelbay.errors import WeightsError
 
 MAGIC = b"GGUF"
@@ -127,7 +128,7 @@ class _Reader:
             tensor_count, metadata_count = self.number(_U64), self.number(_U64)
             metadata = self.metadata(metadata_count)
             tensors = self.tensors(tensor_count, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-        except struct.error:
+        except (struct.error, OverflowError):  # a length that no file can have overflows the position
             self.fail(f"the header runs past the end of the file ({len(self.data)} bytes): truncated download?")
         except UnicodeDecodeError:
             self.fail("the header holds a name that is not UTF-8: damaged file?")
@@ -204,9 +205,9 @@ class _Reader:
         self.position = position
         return StringArray(count)
 
-    def tensors(self, count: int, alignment: int) -> tuple[TensorInfo, ...]:
-        if alignment < 8 or alignment & (alignment - 1):
-            self.fail(f"general.alignment is {alignment}, not a power of two from 8 up.")
+    def tensors(self, count: int, alignment: Any) -> tuple[TensorInfo, ...]:
+        if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+            self.fail(f"general.alignment is {alignment!r}, not a power of two from 8 up.")
         table = [self.tensor_row() for _ in range(count)]
         start = -(-self.position // alignment) * alignment
         tensors = tuple(self.tensor(start, *row) for row in table)

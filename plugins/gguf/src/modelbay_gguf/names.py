@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from modelbay.weights.transforms import Ignore, Rename, Reshape, Transform
-
 from modelbay_gguf.archs import GgufArch, arch_of_model_type
 
 if TYPE_CHECKING:
@@ -39,10 +38,12 @@ def _rows(arch: GgufArch) -> list[Transform]:
     """ggml turns neighbouring rows of a head, Hugging Face the two halves: [pairs, 2] rows become [2, pairs]."""
     if not arch.permuted:
         return []
-    return [
-        Reshape(rf"\.self_attn\.{projection}{_LEAF}", shape=(heads, -1, 2), order=(0, 2, 1))
-        for projection, heads in (("q_proj", "num_heads"), ("k_proj", "num_kv_heads"))
-    ]
+    rules: list[Transform] = []
+    for projection, heads in (("q_proj", "num_heads"), ("k_proj", "num_kv_heads")):
+        name = rf"\.self_attn\.{projection}"
+        rules.append(Reshape(rf"{name}\.weight$", shape=(heads, -1, 2, "hidden_size"), order=(0, 2, 1, 3)))
+        rules.append(Reshape(rf"{name}\.bias$", shape=(heads, -1, 2), order=(0, 2, 1)))
+    return rules
 
 
 def _rope_factors(config: ModelConfig) -> list[Transform]:

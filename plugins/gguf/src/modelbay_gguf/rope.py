@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from modelbay.errors import ConfigError
 
+from modelbay.errors import ConfigError
 from modelbay_gguf.header import Header
 
 DEFAULT_BASE = 10000.0  # ggml's, where the metadata does not say
@@ -41,15 +41,15 @@ def rope_parameters(
         parameters |= _longrope(header, parameters, factors, facts)
     elif parameters["rope_type"] == "longrope":
         raise ConfigError(f"{header.path} says longrope, but holds no rope_factors_long.weight.")
+    kind, attention = parameters["rope_type"], facts.get("rope.scaling.attn_factor", 1.0)
+    if kind != "longrope" and attention != 1.0:
+        raise ConfigError(f"{header.path} has rope.scaling.attn_factor {attention} with {kind} RoPE: not supported.")
     return parameters
 
 
 def _scaling(header: Header, facts: Mapping[str, Any]) -> dict[str, Any]:
     kind = facts.get("rope.scaling.type", "linear" if "rope.scale_linear" in facts else "none")
     factor = facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))
-    attention = facts.get("rope.scaling.attn_factor", 1.0)
-    if kind != "longrope" and attention != 1.0:
-        raise ConfigError(f"{header.path} has rope.scaling.attn_factor {attention} with {kind} scaling: not supported.")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return {"rope_type": "default"}
     if kind == "linear":

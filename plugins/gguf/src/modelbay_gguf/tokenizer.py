@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import TokenizerError
-
 from modelbay_gguf.files import select
 from modelbay_gguf.header import read_header
 

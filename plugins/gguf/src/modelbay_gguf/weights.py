@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import sys
 from collections.abc import Mapping
@@ -14,9 +13,9 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quant_shape_to_byte_shape
+
 from modelbay.errors import WeightsError
 from modelbay.weights.formats import Index, TensorEntry
-
 from modelbay_gguf import files as gguf_files
 from modelbay_gguf.archs import ARCHS
 from modelbay_gguf.header import Header, TensorInfo, read_header
@@ -119,32 +118,40 @@ class _MappedFile:
     def __init__(self, header: Header) -> None:
         self.header = header
         with header.path.open("rb") as file:
-            self._map = mmap.mmap(
+            self._map: mmap.mmap | None = mmap.mmap(
                 file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
             )
 
+    @property
+    def map(self) -> mmap.mmap:
+        if self._map is None:
+            raise WeightsError(f"{self.header.path} was closed; its tensors cannot be read any more.")
+        return self._map
+
     def bytes(self, tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The blocks of a quantised tensor, uint8 [..., bytes of a row]."""
-        flat = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        flat = np.frombuffer(self.map, np.uint8, tensor.nbytes, tensor.offset)
         return flat.reshape(quant_shape_to_byte_shape(tensor.shape, tensor.type))
 
     def view(self, tensor: TensorInfo, index: Index) -> torch.Tensor:
         dtype = getattr(torch, tensor.dtype)
         if not prod(tensor.shape):
             return torch.empty(tensor.shape, dtype=dtype)
-        flat = torch.frombuffer(self._map, dtype=dtype, count=prod(tensor.shape), offset=tensor.offset)
+        flat = torch.frombuffer(self.map, dtype=dtype, count=prod(tensor.shape), offset=tensor.offset)
         whole = flat.view(tensor.shape)
         return whole if index is None else whole[index]
 
     def release(self, tensor: TensorInfo) -> None:
         """Drop the pages from this process; they come back from the page cache if a neighbour needs them."""
         start = tensor.offset - tensor.offset % mmap.PAGESIZE
-        if tensor.nbytes and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+        if tensor.nbytes and hasattr(mmap, "MADV_DONTNEED"):
+            self.map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # a tensor still looks at it: unmapped when that is gone
-            self._map.close()
+        """Let go of the map. It is unmapped here, or with the last tensor that still looks at it: `torch.frombuffer`
+        keeps the map object alive but does not lock it, so closing it would leave such a tensor over unmapped memory.
+        """
+        self._map = None
 
 
 def _dequantize(blocks: np.ndarray, tensor: TensorInfo, index: Index) -> torch.Tensor:

@@ -133,7 +133,8 @@ def _relabel_as_qwen2(llama: Any) -> Any:
         if name.endswith("_proj.bias"):
             torch.nn.init.zeros_(parameter)
     missing, unexpected = qwen2.load_state_dict(llama.state_dict(), strict=False)
-    assert not unexpected and all(name.endswith("_proj.bias") for name in missing), (missing, unexpected)
+    assert not unexpected, unexpected
+    assert all(name.endswith("_proj.bias") for name in missing), missing
     qwen2.generation_config = llama.generation_config
     return qwen2
 

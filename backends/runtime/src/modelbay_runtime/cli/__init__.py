@@ -1,1 +1,1 @@
-"""TODO."""
+"""The commands that run models."""

@@ -70,7 +70,9 @@ class KVManager:
             holding.published = count
             self.pool.hold(holding.blocks)
             table[sequence.slot, :count] = holding.blocks
-        sequence.num_computed = sequence.num_cached = hit
+        sequence.num_computed = hit
+        if sequence.num_cached is None:
+            sequence.num_cached = hit
 
     def _longest_prefix(self, sequence: Sequence) -> int:
         """Tokens at the beginning whose rows every group still has; at least one token is left to compute."""

@@ -50,7 +50,7 @@ def apply_penalties(
 
 
 def mask_below_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> None:
-    """Forbid, in place, tokens with less than ``min_p`` [R] times the likeliest token's probability (arXiv:2407.01082)."""
+    """Forbid, in place, tokens less likely than ``min_p`` [R] times the likeliest token (arXiv:2407.01082)."""
     # p < min_p * p_max, in logs: no softmax needed.
     floor = logits.amax(dim=-1) + min_p.log()
     logits.masked_fill_(logits < floor[:, None], -math.inf)
@@ -94,7 +94,8 @@ def draw_restricted(
     """Draw from the top-k tokens and, of those, the nucleus top-p (arXiv:1904.09751), without sorting a vocabulary.
 
     Only the likeliest few hundred tokens are looked at; rows where those do not provably hold all that may be drawn
-    are done again with more. The k-th token's ties all count as top-k; of a tie at the nucleus' edge, lower ids go first.
+    are done again with more. The k-th token's ties all count as top-k; of a tie at the nucleus' edge, lower ids go
+    first.
 
     Args:
         logits: [R, V]; a row must have a finite maximum.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from modelbay.errors import EngineError
 
+from modelbay.errors import EngineError
 from modelbay_runtime.engine import logit_ops
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import TokenLogprobs

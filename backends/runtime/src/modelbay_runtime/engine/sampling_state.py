@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 class TokenCounts:
     """The distinct tokens of prompt and output, and how often each occurs in the output.
 
-    Kept from step to step, so a step costs what is new, and penalties cost the tokens that occurred, not the vocabulary.
+    Kept from step to step: a step costs what is new, and penalties cost the tokens that occurred, not the vocabulary.
     """
 
     def __init__(self, prompt_token_ids: Iterable[int], vocab_size: int) -> None:
@@ -44,7 +44,7 @@ class TokenCounts:
         return np.frombuffer(self._ids, dtype=np.int64), np.frombuffer(self._counts, dtype=np.float32)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SamplingState:
     """One sequence, as the sampler sees it. Made by `Sampler.state`; picklable.
 

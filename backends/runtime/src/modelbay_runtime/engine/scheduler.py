@@ -136,6 +136,7 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.status = Status.WAITING
         self.waiting.appendleft(sequence)
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     def finish(self, sequence: Sequence) -> None:

@@ -6,7 +6,10 @@ import hashlib
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+
+from modelbay_runtime.engine.detokenizer import TextStream
+from modelbay_runtime.engine.outputs import TokenLogprobs
+from modelbay_runtime.engine.sampling_state import SamplingState
 
 
 class Status(Enum):
@@ -20,33 +23,41 @@ class Sequence:
     """One continuation of a prompt.
 
     Attributes:
-        token_ids: prompt and output so far.
-        num_computed: tokens whose cache rows are written.
-        slot: row of the block tables while it runs, -1 otherwise.
-        sampling, detokenizer: their state belongs to the sampler and the detokenizer.
+        token_ids: prompt and output so far; ``output_ids``: the output alone, the list that the sampler reads.
         leader: the sibling whose prompt blocks this one waits for, when a request has several.
+        reads_prefix_cache: off when the logits of every prompt token are wanted.
+        num_computed: tokens whose cache rows are written.
+        num_cached: tokens that the prefix cache had when the sequence was first admitted.
+        slot: row of the block tables while it runs, -1 otherwise.
+        prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
     """
 
     request_id: str
     index: int
     num_prompt: int
     token_ids: list[int]
-    sampling: Any
-    detokenizer: Any = None
+    output_ids: list[int] = field(default_factory=list)
+    sampling: SamplingState | None = None
+    text: TextStream | None = None
     leader: Sequence | None = None
+    reads_prefix_cache: bool = True
     num_computed: int = 0
-    num_cached: int = 0
+    num_cached: int | None = None
+    num_preemptions: int = 0
     slot: int = -1
     status: Status = Status.WAITING
-    reads_prefix_cache: bool = True
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
     _digests: dict[int, list[bytes]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def num_output(self) -> int:
-        return len(self.token_ids) - self.num_prompt
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_ids.append(token_id)
 
     @property
     def in_prefill(self) -> bool:

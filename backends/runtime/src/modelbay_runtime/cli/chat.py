@@ -1,0 +1,89 @@
+"""``modelbay chat``: a conversation in the terminal, streamed, with history. Ctrl-C stops an answer, not the program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import click
+
+from modelbay.cli.options import engine_kwargs_from, engine_options
+from modelbay.errors import UsageError
+from modelbay_runtime.cli.sampling_options import sampling_options, sampling_params_from
+
+_HELP = "/clear forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer."
+
+
+@click.command("chat")
+@click.argument("model")
+@click.option("--system", help="A system message.")
+@sampling_options
+@engine_options
+@click.pass_context
+def command(ctx: click.Context, model: str, system: str | None, **options: Any) -> None:
+    """Chat with MODEL in the terminal."""
+    sampling_params_from(options, {})
+    from modelbay_runtime.llm import LLM
+
+    with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
+        params = sampling_params_from(options, llm.resolution.config.generation)
+        beginning = [] if system is None else [{"role": "system", "content": system}]
+        converse(llm, params, beginning)
+
+
+def converse(llm: Any, params: Any, beginning: list[dict[str, str]]) -> None:
+    """Read lines, answer each in the light of all before it."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with suppress(ImportError):  # line editing and history with the arrow keys, where the platform has it
+            import readline  # noqa: F401
+        click.echo(_HELP, err=True)
+    messages = list(beginning)
+    for line in _lines(interactive):
+        if line == "/exit":
+            return
+        if line == "/clear":
+            messages = list(beginning)
+            continue
+        if line == "/help":
+            click.echo(_HELP)
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+        except UsageError as error:
+            # The conversation outgrew the model: the question is taken back, so that /clear is not the only way on.
+            messages.pop()
+            click.echo(f"error: {error}", err=True)
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except EOFError:
+            if interactive:
+                click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo("\n(Ctrl-D leaves)", err=True)
+            continue
+        if line:
+            yield line
+
+
+def _answer(llm: Any, messages: list[dict[str, str]], params: Any) -> str:
+    """Print the answer as it comes and return it; Ctrl-C keeps what has come so far."""
+    text = ""
+    with closing(llm.stream(llm.render(messages), params)) as stream:
+        try:
+            for output in stream:
+                now = output.outputs[0].text
+                click.echo(now[len(text) :], nl=False)
+                text = now
+        except KeyboardInterrupt:
+            click.echo(" (stopped)", nl=False, err=True)
+    click.echo()
+    return text

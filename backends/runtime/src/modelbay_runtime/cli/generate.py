@@ -1,0 +1,91 @@
+"""``modelbay generate``: prompts in, text or JSON out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from modelbay.cli.options import engine_kwargs_from, engine_options
+from modelbay.cli.output import print_json
+from modelbay.errors import UsageError
+from modelbay.weights.accounting import LoadReport
+from modelbay_runtime.cli.sampling_options import sampling_options, sampling_params_from
+
+
+@click.command("generate")
+@click.argument("model")
+@click.option("--prompt", "prompts", multiple=True, help="The prompt; several make a batch; - reads standard input.")
+@click.option("--chat", "as_chat", is_flag=True, help="Put each prompt into the model's chat template as a user message.")
+@click.option("--system", help="A system message for --chat.")
+@click.option("-n", "--n", type=int, default=1, help="Outputs for each prompt.")
+@click.option("--logprobs", type=int, default=None, help="Log-probabilities of this many likeliest tokens (with --json).")
+@click.option("--json", "as_json", is_flag=True, help="Everything about each output, as data.")
+@click.option("--verbose", is_flag=True, help="Say what became of every tensor of the checkpoint, on standard error.")
+@sampling_options
+@engine_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: str,
+    prompts: Sequence[str],
+    as_chat: bool,
+    system: str | None,
+    n: int,
+    logprobs: int | None,
+    as_json: bool,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Generate text with MODEL: a directory, a file that carries a whole model, or a hub id."""
+    texts = _read_prompts(prompts)
+    if system is not None and not as_chat:
+        raise UsageError("--system is a message of a conversation: it needs --chat.")
+    sampling_params_from(options, {}, n=n, logprobs=logprobs)  # a bad value is refused before anything is loaded
+    from modelbay_runtime.llm import LLM
+
+    with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
+        if verbose:
+            _print_report(llm.load_report)
+        params = sampling_params_from(options, llm.resolution.config.generation, n=n, logprobs=logprobs)
+        before = [] if system is None else [{"role": "system", "content": system}]
+        wanted = [
+            llm.render([*before, {"role": "user", "content": text}]) if as_chat else text for text in texts
+        ]
+        if len(wanted) == 1 and n == 1 and not as_json:
+            _print_stream(llm.stream(wanted[0], params))
+            return
+        outputs = llm.generate(wanted, params)
+    if as_json:
+        print_json([output.to_dict() for output in outputs])
+        return
+    for text, output in zip(texts, outputs, strict=True):
+        for completion in output.outputs:
+            click.echo(f"=== {text}" if n == 1 else f"=== {text} [{completion.index}]")
+            click.echo(completion.text)
+
+
+def _read_prompts(prompts: Sequence[str]) -> list[str]:
+    if not prompts:
+        raise UsageError("no prompt was given.", hint="Use --prompt TEXT, or --prompt - to read standard input.")
+    return [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+
+
+def _print_report(report: LoadReport) -> None:
+    """Every tensor on disk and what became of it, then the sum, on standard error."""
+    for use in report.tensors.values():
+        where = use.rule or ", ".join(use.targets)
+        print(f"{use.status:9} {use.name} [{use.file}] -> {where}", file=sys.stderr)
+    print(report.summary(), file=sys.stderr)
+
+
+def _print_stream(stream: Any) -> None:
+    """Each new piece as soon as it is certain."""
+    shown = 0
+    for output in stream:
+        text = output.outputs[0].text
+        click.echo(text[shown:], nl=False)
+        shown = len(text)
+    click.echo()

@@ -1,0 +1,75 @@
+"""What may stand for a prompt, and the token ids it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelbay.errors import UsageError
+from modelbay.tokenizer import check_token_ids, encode_prompt
+from modelbay_runtime.sampling_params import SamplingParams
+
+#: str, {"prompt": str}, {"prompt_token_ids": [int]}, or [int].
+PromptLike = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text they came from if they did."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """One prompt or several, as a list. A list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise UsageError(f"a prompt is a string, a mapping or a list of them, got {type(prompts).__name__}.")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int) -> Prompt:
+    """Token ids of one prompt.
+
+    Raises:
+        UsageError: not a prompt, no tokenizer for a text, or ids outside the vocabulary.
+    """
+    if isinstance(prompt, Mapping):
+        if (prompt.get("prompt_token_ids") is None) == (prompt.get("prompt") is None):
+            found = ", ".join(map(str, prompt)) or "nothing"
+            raise UsageError(f"a prompt mapping has either 'prompt' or 'prompt_token_ids', got {found}.")
+        prompt = prompt["prompt"] if prompt.get("prompt") is not None else prompt["prompt_token_ids"]
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
+        return Prompt(list(encode_prompt(tokenizer, prompt)), prompt)
+    if not isinstance(prompt, Sequence) or not all(isinstance(item, int) for item in prompt):
+        raise UsageError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}.")
+    check_token_ids(prompt, vocab_size)
+    return Prompt(list(prompt))
+
+
+def fit_prompt(prompt: Prompt, params: SamplingParams, max_model_len: int) -> list[int]:
+    """The ids that will be computed: truncated if the request asks for it, refused if they leave no room.
+
+    Raises:
+        UsageError: an empty prompt, or one that is too long, with both lengths.
+    """
+    token_ids = prompt.token_ids
+    if not token_ids:
+        raise UsageError("the prompt is empty: there is no token to continue from.")
+    keep = params.truncate_prompt_tokens
+    if keep is not None:
+        token_ids = token_ids[-(max_model_len - 1 if keep == -1 else keep) :]
+    if len(token_ids) >= max_model_len:
+        raise UsageError(
+            f"the prompt has {len(token_ids)} tokens; with max_model_len={max_model_len} "
+            f"at most {max_model_len - 1} leave room for output.",
+            hint="Shorten it, set truncate_prompt_tokens, or raise max_model_len if the model allows it.",
+        )
+    return token_ids

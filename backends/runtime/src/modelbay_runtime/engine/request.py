@@ -1,0 +1,71 @@
+"""A request: one prompt, its parameters, and the sequences it runs as."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from modelbay_runtime.engine.detokenizer import Detokenizer
+from modelbay_runtime.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from modelbay_runtime.engine.sequence import Sequence, Status
+from modelbay_runtime.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Request:
+    """What is in the engine under one id."""
+
+    id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    sequences: list[Sequence]
+    metrics: RequestMetrics
+    stream: bool = False
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.status is Status.FINISHED for sequence in self.sequences)
+
+    def mark_scheduled(self) -> None:
+        if self.metrics.first_scheduled_time is None:
+            self.metrics.first_scheduled_time = time.monotonic()
+
+    def mark_token(self) -> None:
+        if self.metrics.first_token_time is None:
+            self.metrics.first_token_time = time.monotonic()
+
+    def output(self, detokenizer: Detokenizer) -> RequestOutput:
+        """Everything so far."""
+        self.metrics.num_cached_tokens = sum(sequence.num_cached or 0 for sequence in self.sequences)
+        self.metrics.num_preemptions = sum(sequence.num_preemptions for sequence in self.sequences)
+        finished = self.finished
+        if finished and self.metrics.finished_time is None:
+            self.metrics.finished_time = time.monotonic()
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[self._completion(sequence, detokenizer) for sequence in self.sequences],
+            prompt_logprobs=self._prompt_logprobs(detokenizer),
+            metrics=self.metrics,
+            finished=finished,
+        )
+
+    def _completion(self, sequence: Sequence, detokenizer: Detokenizer) -> CompletionOutput:
+        wanted = self.params.logprobs is not None
+        return CompletionOutput(
+            index=sequence.index,
+            text=sequence.text.text if sequence.text is not None else "",
+            token_ids=list(sequence.output_ids),
+            cumulative_logprob=sum(entry.logprob for entry in sequence.logprobs) if wanted else None,
+            logprobs=[entry.to_dict(detokenizer.token_text) for entry in sequence.logprobs] if wanted else None,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+        )
+
+    def _prompt_logprobs(self, detokenizer: Detokenizer) -> list[dict[int, Logprob] | None] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        entries = self.sequences[0].prompt_logprobs
+        return [None, *(entry.to_dict(detokenizer.token_text) for entry in entries)]

@@ -1,0 +1,195 @@
+"""`LLM`: a model, resolved, loaded and ready. Names and behaviour as in vLLM, so that an import is what changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from modelbay.args import EngineArgs
+from modelbay.errors import UsageError
+from modelbay.resolve import Resolution, resolve
+from modelbay.tokenizer import render_chat
+from modelbay.weights.accounting import LoadReport
+from modelbay_runtime.engine.engine import Engine
+from modelbay_runtime.engine.outputs import RequestOutput
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, listed, read_prompt
+from modelbay_runtime.progress import progress_bar
+from modelbay_runtime.sampling_params import SamplingParams
+
+Result = TypeVar("Result")
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """Load a model and generate with it.
+
+    Args:
+        model: a directory, a file of a format that carries everything (``.gguf``), or a hub id.
+        **kwargs: the engine arguments, see `modelbay.args.EngineArgs`.
+
+    Raises:
+        ModelbayError: whatever stage could not go on; its message says what to do.
+    """
+
+    def __init__(self, model: str, **kwargs: Any) -> None:
+        self.resolution: Resolution = resolve(model, **kwargs)
+        self._engine: Engine | None = Engine(self.resolution)
+        self._ids = itertools.count()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind this model.
+
+        Raises:
+            UsageError: after `close`.
+        """
+        if self._engine is None:
+            raise UsageError("this LLM was closed.")
+        return self._engine
+
+    @property
+    def load_report(self) -> LoadReport:
+        """What became of every tensor of the checkpoint."""
+        return self.engine.load_report
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer, of the type that Transformers returns."""
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request that says nothing gets: the model's generation_config.json over the defaults."""
+        return SamplingParams().with_defaults(self.resolution.config.generation)
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts, batched; results in the order of the prompts.
+
+        Args:
+            prompts: a text, ``{"prompt": text}``, ``{"prompt_token_ids": [int]}``, or a list of them.
+            sampling_params: for all, or one for each prompt.
+
+        Raises:
+            UsageError: a prompt or a parameter that cannot be served; nothing runs then.
+            EngineError: the model gave logits that are no numbers.
+        """
+        items = listed(prompts)
+        config = self.resolution.config
+        texts = [read_prompt(item, self.engine.tokenizer, config.vocab_size) for item in items]
+        return self._run(texts, self._params_for(items, sampling_params), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations: lists of ``{"role": …, "content": …}``, rendered by the model's chat template."""
+        if not messages:
+            raise UsageError("a conversation has at least one message.")
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        prompts = [
+            self.render(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, self._params_for(prompts, sampling_params), use_tqdm)
+
+    def stream(
+        self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """One prompt's outputs as they grow: each has the whole text so far. Closing the iterator aborts the request."""
+        if not isinstance(prompt, Prompt):
+            prompt = read_prompt(prompt, self.engine.tokenizer, self.resolution.config.vocab_size)
+        request_id = str(next(self._ids))
+        self.engine.add_request(request_id, prompt, sampling_params or SamplingParams(), stream=True)
+        try:
+            while self.engine.has_request(request_id):
+                yield from (output for output in self.engine.step() if output.request_id == request_id)
+        finally:
+            self.engine.abort(request_id)
+
+    def render(self, messages: Sequence[Message], **kwargs: Any) -> Prompt:
+        """The prompt that a conversation becomes."""
+        if self.engine.tokenizer is None:
+            raise UsageError("chat needs a tokenizer, and this model was loaded without one.")
+        text, token_ids = render_chat(self.engine.tokenizer, messages, **kwargs)
+        return Prompt(list(token_ids), text)
+
+    def apply_model(self, fn: Callable[[Any], Result]) -> list[Result]:
+        """Run ``fn`` on the module in every worker: one result for each."""
+        return [fn(self.engine.model)]
+
+    def close(self) -> None:
+        """Give the model's memory back. Idempotent."""
+        self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _params_for(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = SamplingParams()
+        if isinstance(params, SamplingParams):
+            return [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise UsageError(
+                f"{len(prompts)} prompts and {len(params)} sampling parameters: give one, or one for each."
+            )
+        return list(params)
+
+    def _run(self, prompts: list[Prompt], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
+        engine = self.engine
+        ids = [str(next(self._ids)) for _ in prompts]
+        done: dict[str, RequestOutput] = {}
+        try:
+            for request_id, prompt, wanted in zip(ids, prompts, params, strict=True):
+                engine.add_request(request_id, prompt, wanted)
+            with progress_bar(len(prompts), "Requests", use_tqdm) as bar:
+                while len(done) < len(ids):
+                    for output in engine.step():
+                        if output.finished:
+                            done[output.request_id] = output
+                            bar.update()
+        finally:
+            # After an error or Ctrl-C nothing of this call is left to run into the next one.
+            for request_id in ids:
+                engine.abort(request_id)
+        return [done[request_id] for request_id in ids]
+
+
+def _signature() -> inspect.Signature:
+    """`LLM`'s own, from the one table of arguments."""
+    parameters = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str")]
+    for entry in dataclasses.fields(EngineArgs):
+        if entry.name != "model":
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(entry.name, kind, default=entry.default, annotation=entry.type))
+    return inspect.Signature(parameters)
+
+
+LLM.__signature__ = _signature()  # type: ignore[attr-defined]

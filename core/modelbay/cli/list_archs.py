@@ -1,0 +1,39 @@
+"""``modelbay list-archs``: every architecture that the installed plugins serve."""
+
+from __future__ import annotations
+
+import click
+
+from modelbay.architectures import Architecture, architectures
+from modelbay.cli.group import global_options
+from modelbay.cli.output import print_json, print_table
+from modelbay.registry import canonical
+from modelbay.specs import TASKS
+
+
+@click.command("list-archs")
+@click.option("--task", type=click.Choice(TASKS), help="Only those that serve this task.")
+@click.option("--model-type", metavar="TYPE", help="Only those of this model_type.")
+@click.option("--owner", metavar="DIST", help="Only those of this distribution.")
+@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.pass_context
+def command(ctx: click.Context, task: str | None, model_type: str | None, owner: str | None, as_json: bool) -> None:
+    """List the architectures that the installed plugins serve, with their owners."""
+    listed = [
+        arch
+        for arch in architectures(global_options(ctx).plugins())
+        if task in (None, *arch.tasks)
+        and model_type in (None, *arch.model_types)
+        and (owner is None or canonical(owner) == canonical(arch.owner.distribution))
+    ]
+    if as_json:
+        print_json([arch.to_dict() for arch in listed])
+    elif listed:
+        print_table(("name", "tasks", "owner", "model types", "parallel", "attention"), [_row(arch) for arch in listed])
+    else:
+        click.echo("No installed plugin serves such an architecture.", err=True)
+
+
+def _row(arch: Architecture) -> list[str]:
+    lists = (arch.model_types, arch.parallel, arch.attention)
+    return [arch.name, ", ".join(arch.tasks), str(arch.owner), *(", ".join(values) or "-" for values in lists)]

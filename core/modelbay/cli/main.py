@@ -1,0 +1,117 @@
+"""The command ``modelbay``: runs a subcommand and turns whatever happens into one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import click
+
+from modelbay.cli.group import build_group, split_global_options
+from modelbay.errors import ModelbayError
+
+#: What a shell reports for a program that SIGINT (2) or SIGPIPE (13) ended.
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
+
+
+def main() -> NoReturn:
+    """The entry point of ``modelbay``, ``framework`` and ``python -m modelbay``."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C."""
+    debug = "--debug" in split_global_options(argv)[0]
+    with _log_lines():
+        try:
+            code = _invoke(argv)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            _silence_stdout()
+            return _BROKEN_PIPE
+        except (KeyboardInterrupt, click.Abort):
+            print("interrupted", file=sys.stderr)
+            return _INTERRUPTED
+        except Exception as error:
+            return _report(error, debug)
+
+
+def _invoke(argv: Sequence[str]) -> int:
+    # Not click's own main(): it prints usage errors in several lines and Ctrl-C as an empty one.
+    group = build_group()
+    try:
+        with group.make_context(_program(), list(argv)) as ctx:
+            group.invoke(ctx)
+    except click.exceptions.Exit as request:
+        return request.exit_code
+    return 0
+
+
+def _program() -> str:
+    name = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    return name if name in ("modelbay", "framework") else "modelbay"
+
+
+def _report(error: Exception, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    message, code = _described(error)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    """The message and the exit code."""
+    if isinstance(error, ModelbayError):
+        return str(error), error.exit_code
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else _program()
+        return f"{error.format_message()} Try '{where} --help'.", error.exit_code
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, OSError) and error.strerror:  # the machine's fault (disk full, not readable), not ours
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror, 1
+    return f"internal: {type(error).__name__}: {error} (run with --debug)", 1
+
+
+def _silence_stdout() -> None:
+    """The reader of our output has gone (``| head``): let the interpreter's last flush go nowhere."""
+    with suppress(OSError, ValueError):  # where stdout has no file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _log_lines() -> Iterator[None]:
+    """Messages of the logger ``modelbay`` and those below it become lines on stderr while a command runs."""
+    logger = logging.getLogger("modelbay")
+    handler, level = _Lines(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level or logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Lines(logging.Handler):
+    """Each message once: a command may load the plugins more than once, and would warn each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = " ".join(record.getMessage().split())
+        if record.levelno >= logging.WARNING:
+            line = f"{record.levelname.lower()}: {line}"
+        if line not in self._seen:
+            self._seen.add(line)
+            print(line, file=sys.stderr)

@@ -1,0 +1,61 @@
+"""Printing: JSON for programs, a rich table on a terminal, whole lines of plain text everywhere else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+#: A line as pieces of text with a rich style ("" for none).
+StyledLine = Sequence[tuple[str, str]]
+
+
+def print_json(data: Any) -> None:
+    """Indented JSON; what JSON has no word for (paths, dtypes) is shown as text."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=not _speaks_unicode(), default=str))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table. Piped, nothing is cut or wrapped: one row is one line, columns are two spaces apart."""
+    if sys.stdout.isatty():
+        _rich_table(columns, rows)
+        return
+    lines = [[column.upper() for column in columns], *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_lines(lines: Iterable[StyledLine]) -> None:
+    """Styled lines on a terminal, the same text without styles elsewhere."""
+    if not sys.stdout.isatty():
+        for line in lines:
+            click.echo("".join(text for text, _ in line))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(Text.assemble(*line))
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _speaks_unicode() -> bool:
+    return (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"

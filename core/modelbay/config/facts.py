@@ -1,0 +1,214 @@
+"""Reading single facts off a config: JSON first, then the class's default, then a derivation, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelbay.config.plain import NULL_IS_A_VALUE
+from modelbay.config.text import TextConfig
+from modelbay.errors import ConfigError
+
+#: The common names of each fact besides its canonical one. A family's own further names are plugin data.
+COMMON_ALIASES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "head_dim": ("kv_channels", "d_kv"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+}
+
+
+@dataclass(slots=True)
+class FactReader:
+    """The text config's facts, and the record of where each came from.
+
+    Args:
+        text: the text config.
+        origin: "own", "transformers" or "remote" (`classes.ConfigObject`).
+        aliases: further names per fact, from the config class's plugin.
+        sources: filled as facts are read: fact → source.
+    """
+
+    text: TextConfig
+    origin: str
+    aliases: Mapping[str, tuple[str, ...]]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def find(self, key: str) -> tuple[Any, str] | None:
+        """The value of a config key and its source; None if neither JSON nor class says it.
+
+        An explicit null is absent, except for the keys whose null is a value (then the value is None).
+        Transformers' classes hold the JSON under their own names, and some rewrite it (interleaved layers counted
+        twice on disk): there the object is the reading of the JSON, and the JSON itself comes after it.
+        """
+        if self.origin != "transformers":
+            if found := self._json(key) or self._json_aliases(key):
+                return found
+            value = self._attribute(key)
+            return None if value is None else (value, self._attribute_source(key, value))
+        value = self._attribute(key)
+        if value is not None:
+            return value, self._attribute_source(key, value)
+        return self._json(key) or self._json_aliases(key)
+
+    def optional_int(self, fact: str, key: str) -> int | None:
+        """A count that may be missing. A list of equal counts (one per layer) is one count."""
+        found = self.find(key)
+        if found is None or found[0] is None:
+            return None
+        value, source = found
+        if isinstance(value, list | tuple) and value and all(item == value[0] for item in value):
+            value = value[0]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"the config's {key} must be a whole number, got {value!r} ({source}).")
+        self.sources[fact] = source
+        return value
+
+    def required_int(self, fact: str, key: str) -> int:
+        """A positive count that a language model cannot do without."""
+        value = self.optional_int(fact, key)
+        if not value:
+            names = ", ".join((key, *self._other_names(key)))
+            where = ".".join(self.text.path) or "the config"
+            raise ConfigError(
+                f"{where} has no {key} ({value!r}; looked for {names}), and its class "
+                f"{type(self.text.obj).__name__} no default.",
+                hint=f'Give it with hf_overrides, e.g. {{"{key}": …}}, if the model has one.',
+            )
+        return value
+
+    def note(self, fact: str, value: Any, source: str) -> Any:
+        self.sources[fact] = source
+        return value
+
+    def _json(self, key: str) -> tuple[Any, str] | None:
+        raw = self.text.raw
+        if raw.get(key) is not None or (key in raw and key in NULL_IS_A_VALUE):
+            return raw[key], self._json_source(key)
+        return None
+
+    def _json_aliases(self, key: str) -> tuple[Any, str] | None:
+        for name in self._other_names(key):
+            if self.text.raw.get(name) is not None:
+                return self.text.raw[name], self._json_source(name)
+        return None
+
+    def _other_names(self, key: str) -> tuple[str, ...]:
+        return (*self.aliases.get(key, ()), *COMMON_ALIASES.get(key, ()))
+
+    def _json_source(self, name: str) -> str:
+        return f"config.json ({'.'.join((*self.text.path, name))})"
+
+    def _attribute(self, key: str) -> Any:
+        names = (key,) if self.origin == "transformers" else (key, *self._other_names(key))
+        values = (read_attribute(self.text.obj, name) for name in names)
+        return next((value for value in values if value is not None), None)
+
+    def _attribute_source(self, key: str, value: Any) -> str:
+        """Whether the class took the value from the JSON under its own name, has it as default, or computed it."""
+        cls = type(self.text.obj)
+        name = getattr(cls, "attribute_map", {}).get(key, key)
+        if self.text.raw.get(name) == value:
+            return self._json_source(name)
+        fields = getattr(cls, "__dataclass_fields__", {})
+        default = fields[name].default if name in fields else getattr(cls, name, None)
+        return "class default" if default == value else f"derived: by {cls.__name__}"
+
+
+def read_attribute(obj: Any, name: str) -> Any:
+    """An attribute of a config object, None if it has none.
+
+    Raises:
+        ConfigError: the class refuses to say it, because it differs from layer to layer.
+    """
+    try:
+        return getattr(obj, name, None)
+    except Exception as error:
+        reason = str(error).partition(". ")[0]
+        raise ConfigError(f"the config's {name} is not one value for the whole model: {reason}.") from error
+
+
+def heads(reader: FactReader, hidden_size: int) -> tuple[int, int, int]:
+    """``(num_heads, num_kv_heads, head_size)`` (C6); all 0 for a model without attention.
+
+    Raises:
+        ConfigError: no head size is given, and the hidden size is not a multiple of the heads.
+    """
+    num_heads = reader.optional_int("num_heads", "num_attention_heads")
+    if not num_heads:
+        for fact in ("num_heads", "num_kv_heads", "head_size"):
+            reader.note(fact, 0, "derived: the config has no attention heads")
+        return 0, 0, 0
+    return num_heads, _kv_heads(reader, num_heads), _head_size(reader, hidden_size, num_heads)
+
+
+def _kv_heads(reader: FactReader, num_heads: int) -> int:
+    if _is_multi_query(reader):
+        return reader.note("num_kv_heads", 1, "derived: multi_query")
+    value = reader.optional_int("num_kv_heads", "num_key_value_heads")
+    if value is None:
+        return reader.note("num_kv_heads", num_heads, "derived: as many as attention heads")
+    if value < 1 or num_heads % value:
+        raise ConfigError(f"the config's {num_heads} attention heads cannot share {value} KV heads evenly.")
+    return value
+
+
+def _is_multi_query(reader: FactReader) -> bool:
+    """One KV head by a flag. A decoder that has it and counts KV heads all the same says so with a second flag."""
+    flags = [reader.find(key) for key in ("multi_query", "new_decoder_architecture")]
+    multi_query, counts_anyway = (bool(found and found[0]) for found in flags)
+    return multi_query and not counts_anyway
+
+
+def _head_size(reader: FactReader, hidden_size: int, num_heads: int) -> int:
+    value = reader.optional_int("head_size", "head_dim")
+    if value:
+        return value
+    if hidden_size % num_heads:
+        raise ConfigError(
+            f"the config has no head_dim, and its hidden_size {hidden_size} is not a multiple of {num_heads} heads.",
+            hint='Give it with hf_overrides, e.g. {"head_dim": 128}.',
+        )
+    return reader.note(
+        "head_size", hidden_size // num_heads, f"derived: hidden_size / heads = {hidden_size}/{num_heads}"
+    )
+
+
+def intermediate_size(reader: FactReader) -> int | None:
+    """The MLP's width, None where the config gives none or one per layer."""
+    found = reader.find("intermediate_size")
+    if found and isinstance(found[0], list | tuple) and len(set(found[0])) > 1:
+        return reader.note("intermediate_size", None, "config: differs from layer to layer")
+    return reader.optional_int("intermediate_size", "intermediate_size") or None
+
+
+def tie_word_embeddings(reader: FactReader, raw: Mapping[str, Any], hf: Any) -> bool:
+    """Whether the head is the embedding: the text config's flag, else the outer JSON's, else the class's (W5)."""
+    key = "tie_word_embeddings"
+    inner, outer = reader.text.raw.get(key), raw.get(key)
+    if inner is not None:
+        return reader.note(key, bool(inner), f"config.json ({'.'.join((*reader.text.path, key))})")
+    if outer is not None:
+        return reader.note(key, bool(outer), f"config.json ({key})")
+    for obj in (reader.text.obj, hf):
+        value = read_attribute(obj, key)
+        if value is not None:
+            return reader.note(key, bool(value), "class default")
+    return reader.note(key, False, "derived: not said")
+
+
+def quantization(reader: FactReader, raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """``quantization_config``, the model's or its text model's, under today's or its former name."""
+    for level in (raw, reader.text.raw):
+        for key in ("quantization_config", "compression_config"):
+            value = level.get(key)
+            if isinstance(value, Mapping) and value:
+                reader.note("quantization", value, f"config.json ({key})")
+                return dict(value)
+    return None

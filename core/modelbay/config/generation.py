@@ -1,0 +1,74 @@
+"""Default sampling and stop tokens that the checkpoint brings (C10)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelbay.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from modelbay.source import ModelFiles
+    from modelbay.trace import Trace
+
+GENERATION_FILE = "generation_config.json"
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def default_generation(files: ModelFiles, choice: str, trace: Trace) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """``(default sampling, stop ids)`` of generation_config.json.
+
+    ``choice``: "auto" reads the model's file; "modelbay" ignores its sampling, yet keeps its stop ids, which are facts
+    about the model and not a taste; anything else is a directory (or a JSON file) to read instead.
+    """
+    values, source = _read(files, choice)
+    stop = token_ids(values.get("eos_token_id"), f"{source}'s eos_token_id")
+    if choice == "modelbay":
+        trace.decide("config", "default sampling", {}, "argument generation_config=modelbay")
+        return {}, stop
+    sampling = {key: values[key] for key in SAMPLING_KEYS if values.get(key) is not None}
+    if values.get("do_sample") is False and sampling.get("temperature"):
+        sampling["temperature"] = 0.0  # greedy, as Transformers reads it
+    trace.decide("config", "default sampling", sampling, source if values else f"no {GENERATION_FILE}")
+    return sampling, stop
+
+
+def stop_ids(raw: Mapping[str, Any], text_raw: Mapping[str, Any], generation: tuple[int, ...]) -> tuple[int, ...]:
+    """The union of the config's (outer and text) and the generation config's ids, in that order.
+
+    A class default does not count: it is a number that was true of the family's first checkpoint.
+    """
+    ids: list[int] = []
+    for level in (text_raw, raw):
+        ids += token_ids(level.get("eos_token_id"), "the config's eos_token_id")
+    return tuple(dict.fromkeys([*ids, *generation]))
+
+
+def token_ids(value: Any, what: str) -> tuple[int, ...]:
+    """A token id, a list of them, or null."""
+    ids = value if isinstance(value, list | tuple) else [value]
+    ids = [item for item in ids if item is not None]
+    if any(isinstance(item, bool) or not isinstance(item, int) for item in ids):
+        raise ConfigError(f"{what} must be a token id or a list of them, got {value!r}.")
+    return tuple(item for item in ids if item >= 0)
+
+
+def _read(files: ModelFiles, choice: str) -> tuple[Mapping[str, Any], str]:
+    if choice in ("auto", "modelbay"):
+        return files.read_json(GENERATION_FILE) or {}, GENERATION_FILE
+    path = Path(choice).expanduser()
+    path = path / GENERATION_FILE if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"generation_config {choice!r} has no {GENERATION_FILE}.",
+            hint="Give auto, modelbay, or a directory that has one.",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object.")
+    return values, str(path)

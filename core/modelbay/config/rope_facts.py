@@ -1,0 +1,81 @@
+"""The config's RoPE, gathered from JSON and class into one normal form (C5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from modelbay.config.facts import FactReader
+from modelbay.config.length import positions
+from modelbay.rope import (
+    PARTIAL_KEYS,
+    REQUIRED,
+    ROPE_DICTS,
+    THETA_KEYS,
+    RopeDefaults,
+    RopeSpec,
+    canonical,
+    rope_specs,
+)
+
+if TYPE_CHECKING:
+    from modelbay.trace import Trace
+
+
+def rope(reader: FactReader, head_size: int, trace: Trace) -> dict[str, RopeSpec]:
+    """RoPE per layer type; empty for a model without RoPE (or whose class hides it from its config)."""
+    parameters, source = _parameters(reader)
+    theta, partial = _first(reader, THETA_KEYS), _first(reader, PARTIAL_KEYS)
+    if not parameters and theta is None:
+        reader.note("rope", {}, "derived: neither config nor class has RoPE")
+        return {}
+    length = positions(reader)
+    defaults = RopeDefaults(
+        theta=theta,
+        partial=partial,
+        rotary_dim=_whole(_first(reader, ("rotary_dim",))),
+        original_length=_whole(_first(reader, ("original_max_position_embeddings",))),
+        length=length[0] if length else None,
+    )
+    specs = rope_specs(parameters, defaults, head_size)
+    reader.note("rope", specs, source)
+    for kind, spec in specs.items():
+        if spec.type not in REQUIRED:
+            trace.warn("config", f"RoPE type of {kind} layers", spec.type, "not one that Modelbay's own layers know")
+    return specs
+
+
+def _parameters(reader: FactReader) -> tuple[Mapping[str, Any], str]:
+    """The rope object: as a Transformers class has completed it, else as the JSON or the class has it."""
+    if reader.origin == "transformers":
+        completed = getattr(reader.text.obj, "rope_parameters", None)
+        if completed:
+            in_json = any(reader.text.raw.get(key) for key in (*ROPE_DICTS, *THETA_KEYS))
+            what = "config.json" if in_json else "class default"
+            return canonical(completed), f"{what}, completed by {type(reader.text.obj).__name__}"
+    for key in ROPE_DICTS:
+        value = reader.text.raw.get(key)
+        if isinstance(value, Mapping):
+            return value, f"config.json ({key})"
+    for key in ROPE_DICTS:
+        value = getattr(reader.text.obj, key, None)
+        if isinstance(value, Mapping):
+            return canonical(value), "class default"
+    return {}, "config.json or class default (rope_theta alone)"
+
+
+def _first(reader: FactReader, keys: tuple[str, ...]) -> Any:
+    """The first of these keys that the JSON says, else the first that the class says."""
+    for key in keys:
+        value = reader.text.raw.get(key)
+        if value is not None:
+            return value
+    for key in keys:
+        value = getattr(reader.text.obj, key, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,1 @@
+"""TinyLM for Modelbay."""
