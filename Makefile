@@ -64,7 +64,7 @@ test-deep: $(INSTALLED)
 	$(PYTEST) -m deep
 
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(INSTALLED) $(MODEL)
 	$(BIN)/python benchmarks/compare.py --model $(MODEL) --engines modelbay,hf --json

@@ -47,7 +47,13 @@ def render() -> str:
         if takes_engine_arguments(command):
             lines += ["", "And every [engine argument](#engine-arguments)."]
     engine = next(command for command in found.values() if takes_engine_arguments(command))
-    lines += ["", "## Engine arguments", "", "The same names, with underscores, are the keyword arguments of `LLM`.", ""]
+    lines += [
+        "",
+        "## Engine arguments",
+        "",
+        "The same names, with underscores, are the keyword arguments of `LLM`.",
+        "",
+    ]
     lines += _table([parameter for parameter in engine.params if parameter.name in _ENGINE])
     return "\n".join([*lines, "", END])
 

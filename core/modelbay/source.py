@@ -219,7 +219,8 @@ def _from_cache(repo_id: str, revision: str, file_suffixes: Sequence[str], trace
     commit = cached.commit_of(revision)
     if commit is None:
         return None
-    root, tree = cached.snapshot(commit), cached.read_tree(commit)
+    root = cached.snapshot(commit)
+    tree: Tree | None = cached.read_tree(commit)
     on_disk = cached.snapshot_names(commit)
     if not on_disk:
         return None

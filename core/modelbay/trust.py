@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import ConfigError, RemoteCodeError, TrustError
-from modelbay.remote_code.closure import Closure, find_closure
+from modelbay.remote_code.closure import Closure, file_of, find_closure
 from modelbay.remote_code.store import package_name, store
 
 if TYPE_CHECKING:
@@ -43,9 +44,10 @@ def load_remote_class(
 ) -> Any:
     """Import the class that an ``auto_map`` entry names (``"module.Class"`` or ``"org/code--module.Class"``).
 
-    The module and all it imports relatively become one package, named by the hash of its content: the same content
-    is the same class, in this process and, by pickle, in others; an edited file makes a new one. Packages that the
-    code imports absolutely must be installed.
+    The modules that the model's config names in the same repository, and all they import relatively, become one
+    package, named by the hash of its content: the same content is the same class, in this process and, by pickle, in
+    others; an edited file makes a new one; the config class that the model's module imports is the one that was loaded
+    for the config. Packages that the code imports absolutely must be installed.
 
     Args:
         files: the model's repository.
@@ -65,11 +67,11 @@ def load_remote_class(
     if trusted is not True:
         raise TrustError(
             f"{what} of {files.reference} is the class {parsed.name} in {repository} "
-            f"({parsed.module.replace('.', '/')}.py), and code from model repositories is not trusted.",
+            f"({file_of(parsed.module)}), and code from model repositories is not trusted.",
             hint="Read that file, then pass --trust-remote-code (trust_remote_code=True) to let it run.",
         )
     code = _code_files(parsed, files, code_revision, trace)
-    closure = find_closure(code, parsed.module)
+    closure = find_closure(code, parsed.module, _modules_beside(parsed, files))
     if f"{package_name(closure)}.{parsed.module}" not in sys.modules:
         store(closure)
     found = _import(closure, parsed, repository)
@@ -110,8 +112,30 @@ def _code_files(parsed: _Reference, files: ModelFiles, code_revision: str | None
     return find_repository(parsed.repo, revision=code_revision, local=False, trace=trace)
 
 
+def _modules_beside(parsed: _Reference, files: ModelFiles) -> list[str]:
+    """The modules of all ``auto_map`` entries in config.json that lie in the same repository as this one."""
+    modules = set()
+    for entry in _auto_map_entries(files.read_json("config.json") or {}):
+        match = _REFERENCE.fullmatch(entry)
+        if match and (match["repo"] or files.repo_id) == (parsed.repo or files.repo_id):
+            modules.add(match["module"])
+    return sorted(modules)
+
+
+def _auto_map_entries(value: Any, inside: bool = False) -> Iterator[str]:
+    """The strings below every ``auto_map`` key, at any depth: sub-configs may have their own."""
+    if isinstance(value, str) and inside:
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _auto_map_entries(item, inside)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _auto_map_entries(item, inside or key == "auto_map")
+
+
 def _import(closure: Closure, parsed: _Reference, repository: str) -> Any:
-    where = f"{parsed.module.replace('.', '/')}.py of {repository}"
+    where = f"{file_of(parsed.module)} of {repository}"
     package = package_name(closure)
     try:
         module = importlib.import_module(f"{package}.{parsed.module}")

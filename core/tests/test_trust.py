@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 import subprocess
 import sys
@@ -167,6 +168,21 @@ def test_one_class_per_content(tmp_path: Path, code_cache: Path) -> None:
     assert load(write(tmp_path / "two", CODE)) is first
 
 
+@pytest.mark.parametrize("prefix", ["", "org/code--"])
+def test_the_config_class_that_the_model_imports_is_the_one_loaded_for_the_config(hub: LocalHub, prefix: str) -> None:
+    code = {"conf.py": "class Conf: pass\n", "model.py": "from .conf import Conf\nclass Model:\n    config = Conf\n"}
+    config = json.dumps(
+        {
+            "auto_map": {"AutoConfig": f"{prefix}conf.Conf", "AutoModel": [None, f"{prefix}model.Model"]},
+            "vision_config": {"auto_map": {"AutoConfig": "broken.X", "AutoModel": "absent.Y"}},
+        }
+    )
+    hub.repo("org/code").commit(code)
+    hub.repo("org/model").commit({"config.json": config, "broken.py": "def broken(:\n"} | ({} if prefix else code))
+    files = find_files("org/model", trace=Trace())
+    assert load(files, f"{prefix}model.Model").config is load(files, f"{prefix}conf.Conf")
+
+
 def test_an_edited_helper_makes_another_class(tmp_path: Path, code_cache: Path) -> None:
     root = write(tmp_path / "model", CODE)
     old = load(root)
@@ -291,7 +307,7 @@ def test_offline_code_that_is_not_cached_is_listed(hub: LocalHub, monkeypatch: p
         ("1 / 0\n", "ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
         ("class Other: pass\n", r"m\.py of .* has no class C\. Its classes: Other"),
-        ("def broken(:\n", r"m\.py, line 1 of .* is not Python"),
+        ("def broken(:\n", r"m\.py of .* failed while it was imported: SyntaxError: .*m\.py, line 1"),
     ],
 )
 def test_failing_code_is_one_line_with_the_reason(tmp_path: Path, code_cache: Path, code: str, message: str) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import pkgutil
+import subprocess
 import sys
 import zipfile
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import modelbay.weights
 from modelbay.args import EngineArgs
 from modelbay.errors import WeightsError
 from modelbay.plugins import load_plugins
@@ -38,6 +41,14 @@ def shards(root, count=2):
     """model-1.safetensors … each with the tensor t<number>."""
     for number in range(1, count + 1):
         save_file({f"t{number}": torch.full((3,), float(number))}, root / f"model-{number}.safetensors")
+
+
+def test_no_module_of_the_package_imports_torch():
+    names = [item.name for item in pkgutil.iter_modules(modelbay.weights.__path__, "modelbay.weights.")]
+    assert "modelbay.weights.pt" in names
+    script = f"import sys, {', '.join(names)}; print(sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 class TestSelection:

@@ -462,6 +462,7 @@ class TestShards:
         whole = torch.randn(11, 6)
         save(tmp_path, {"proj.weight": whole})
         model = self.module((6, 6), Shard(0, 6, 5, pad=1, total=11))
+        model.proj.weight = nn.Parameter(torch.full((6, 6), 7.0).bfloat16())  # real memory, with something in it
         load(tmp_path, model)
         assert torch.equal(model.proj.weight[:5], whole[6:].bfloat16())
         assert (model.proj.weight[5] == 0).all()

@@ -81,7 +81,10 @@ def _to_dict(
 
 def _render(model: str, trace: Trace, resolution: Resolution | None, undecided: list[str]) -> Iterator[StyledLine]:
     yield [(model, "bold")]
-    for name, value in _summary(resolution).items():
+    summary = _summary(resolution)
+    if summary.get("served_by") == summary.get("architecture"):
+        summary.pop("served_by", None)
+    for name, value in summary.items():
         if value is not None:
             yield [(f"  {name.replace('_', ' ')}: ", "dim"), (str(value), "")]
     for stage in STAGES:

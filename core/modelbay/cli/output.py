@@ -50,8 +50,8 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for index, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

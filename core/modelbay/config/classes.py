@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.metadata
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,7 +62,7 @@ def build_config(
     if cls is not None:
         rejected = (Rejected(f"auto_map {remote}", "Transformers has the type itself"),) if remote else ()
         trace.decide("config", "config class", _class_name(cls), f"transformers {version}", rejected=rejected)
-        return ConfigObject(_call(cls, patched), "transformers")
+        return ConfigObject(_call(cls, without_refused_nulls(cls, patched)), "transformers")
     if remote is None:
         raise _unknown_type(model_type, version, plugins)
     cls = _remote_class(remote, files, args, trace)
@@ -77,7 +79,7 @@ def build_nested(raw: Mapping[str, Any], plugins: Plugins) -> ConfigObject:
         return ConfigObject(_call(cls, raw), "own", {**getattr(cls, "aliases", {}), **own.value.aliases})
     cls, _ = transformers_class(model_type)
     if cls is not None:
-        return ConfigObject(_call(cls, raw), "transformers")
+        return ConfigObject(_call(cls, without_refused_nulls(cls, raw)), "transformers")
     return ConfigObject(PlainConfig(**raw), "own")
 
 
@@ -110,8 +112,29 @@ def _remote_class(reference: str, files: ModelFiles, args: EngineArgs, trace: Tr
         files,
         trusted=args.trust_remote_code,
         code_revision=args.code_revision,
-        what="its config class",
+        what="the config class",
         trace=trace,
+    )
+
+
+def without_refused_nulls(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Null is the same as absent, also for Transformers' typed fields, which refuse a null that they do not list.
+
+    KV heads are the exception here as everywhere: their null means as many as attention heads.
+    """
+    fields = getattr(cls, "__dataclass_fields__", {})
+    refused = {key for key, value in values.items() if value is None and key in fields and _refuses_null(fields[key])}
+    kept = {key: value for key, value in values.items() if key not in refused}
+    if "num_key_value_heads" in refused and "num_attention_heads" in kept:
+        kept["num_key_value_heads"] = kept["num_attention_heads"]
+    return kept
+
+
+def _refuses_null(entry: dataclasses.Field[Any]) -> bool:
+    if entry.default is None:
+        return False
+    return (
+        type(None) not in typing.get_args(entry.type) if not isinstance(entry.type, str) else "None" not in entry.type
     )
 
 

@@ -106,8 +106,7 @@ class FactReader:
         return f"config.json ({'.'.join((*self.text.path, name))})"
 
     def _attribute(self, key: str) -> Any:
-        names = (key,) if self.origin == "transformers" else (key, *self._other_names(key))
-        values = (read_attribute(self.text.obj, name) for name in names)
+        values = (read_attribute(self.text.obj, name) for name in (key, *self._other_names(key)))
         return next((value for value in values if value is not None), None)
 
     def _attribute_source(self, key: str, value: Any) -> str:

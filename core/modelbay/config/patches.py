@@ -1,4 +1,4 @@
-"""Historical repairs, each named in the trace: the core's RoPE spelling, and those that plugins register."""
+"""Historical repairs, each named in the trace: those that plugins register, then RoPE and dtype spelling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,20 @@ def apply_patches(raw: Mapping[str, Any], plugins: Plugins, trace: Trace) -> dic
     for level in levels:
         for done in canonical_config(level):
             trace.decide("config", "patch rope-spelling", done, "modelbay")
+        for done in _plain_dtypes(level):
+            trace.decide("config", "patch dtype-spelling", done, "modelbay")
     return patched
+
+
+def _plain_dtypes(level: dict[str, Any]) -> list[str]:
+    """``"torch.bfloat16"`` as ``"bfloat16"``, which is how every class reads it."""
+    done = []
+    for key in ("dtype", "torch_dtype"):
+        value = level.get(key)
+        if isinstance(value, str) and value.startswith("torch."):
+            level[key] = value.removeprefix("torch.")
+            done.append(f"{key} {value} as {level[key]}")
+    return done
 
 
 def _apply(patch: ConfigPatch, owner: str, level: dict[str, Any], trace: Trace) -> None:

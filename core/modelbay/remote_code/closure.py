@@ -1,10 +1,10 @@
-"""The files that a module of a model repository needs: itself and what it imports relatively, to any depth."""
+"""The files that modules of a model repository need: themselves and what they import relatively, to any depth."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """The content of a module and of everything it imports from its repository, by file name."""
+    """The content of modules and of everything they import from their repository, by file name."""
 
     files: dict[str, bytes]
 
@@ -33,20 +33,29 @@ class Closure:
         return whole.hexdigest()
 
 
-def find_closure(files: ModelFiles, module: str) -> Closure:
+def file_of(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def find_closure(files: ModelFiles, module: str, beside: Iterable[str] = ()) -> Closure:
     """Read a module and, from its syntax alone, all it imports relatively. Nothing is run.
 
-    A relative import whose file the repository lacks is left to fail when the code runs: it may be in a ``try``.
+    What does not parse, and a relative import whose file the repository lacks, is left to fail when the code runs: it
+    may be in a ``try``, or not run at all.
+
+    Args:
+        beside: modules that belong to the same package, as far as the repository has them.
 
     Raises:
-        RemoteCodeError: the module itself is absent, or a file is not Python.
+        RemoteCodeError: the module itself is absent.
     """
-    entry = f"{module.replace('.', '/')}.py"
+    entry = file_of(module)
     if not files.has(entry) and files.complete:
         python = ", ".join(name for name in files.names if name.endswith(".py"))
         raise RemoteCodeError(f"{files.reference} has no {entry}.", hint=f"Its Python files: {python or 'none'}.")
     found: dict[str, bytes] = {}
-    pending = [entry, *_packages_above(files, entry)]
+    pending = [entry, *(file_of(other) for other in beside if files.has(file_of(other)))]
+    pending += [init for name in pending for init in _packages_above(files, name)]
     while pending:
         name = pending.pop()
         if name not in found:
@@ -59,9 +68,8 @@ def _imported_files(files: ModelFiles, name: str, content: bytes) -> Iterator[st
     """The repository's files that one file imports relatively."""
     try:
         tree = ast.parse(content, filename=name)
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise RemoteCodeError(f"{name}{line} of {files.reference} is not Python: {error}.") from error
+    except (SyntaxError, ValueError):
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             for target in _targets(name, node):

@@ -36,13 +36,13 @@ class WeightSource(Protocol):
     """An open checkpoint. A context manager; nothing is read before `read`."""
 
     def entries(self) -> Mapping[str, TensorEntry]:
-        """Every tensor of the chosen files, by its name on disk."""
+        """Every tensor of the chosen files, by its name on disk, in the order in which reading them is cheapest."""
 
     def read(self, name: str, index: Index = None) -> torch.Tensor:
         """The tensor (or a slice of it) on CPU; may be a view of mapped memory, valid until `release`."""
 
     def release(self, name: str) -> None:
-        """The loader is done with this tensor: give its pages back."""
+        """The loader is done with this tensor for now: give its pages back. A later `read` gives the same values."""
 
     def __enter__(self) -> WeightSource: ...
 

@@ -116,7 +116,7 @@ class _Known:
         ):
             return BEYOND
         for rule, (pattern, rank) in KNOWN_CACHES.items():
-            if re.search(pattern, piece.name) and True:
+            if re.search(pattern, piece.name) and rank in (None, len(piece.shape)):
                 return rule
         return None
 

@@ -18,6 +18,7 @@ from modelbay_triton.launch import OPTIONS, dot_dtype, padded
 
 #: `tl.dot` multiplies tiles of at least this many rows.
 _LEAST_ROWS = 16
+#: Rows of a prefill tile with two bytes per element; with four, half of that fits.
 _PREFILL_ROWS = 64
 #: A split shorter than this many keys costs more to join than it saves.
 _LEAST_SPLIT = 256
@@ -59,7 +60,7 @@ def attention(
         splits = num_splits(keys, step.num_decodes * spec.num_kv_heads, q.device)
         attend(out, q, cache, step, group, spec, sinks, tiles, splits)
     if step.num_decodes < step.num_seqs:
-        attend(out, q, cache, step, group, spec, sinks, _prefill_tiles(step, spec))
+        attend(out, q, cache, step, group, spec, sinks, _prefill_tiles(step, spec, q.dtype))
     return out
 
 
@@ -134,9 +135,9 @@ def _decode_tiles(step: Step, spec: AttentionSpec) -> Tiles:
     return _cached(step, slice(0, step.num_decodes), 1, rows, table)
 
 
-def _prefill_tiles(step: Step, spec: AttentionSpec) -> Tiles:
+def _prefill_tiles(step: Step, spec: AttentionSpec, dtype: torch.dtype) -> Tiles:
     group = spec.num_heads // spec.num_kv_heads
-    block_rows = padded(group, _PREFILL_ROWS)
+    block_rows = padded(group, _PREFILL_ROWS * 2 // dtype.itemsize)
     tokens = block_rows // group
 
     def table() -> torch.Tensor:

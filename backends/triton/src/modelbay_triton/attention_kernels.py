@@ -103,8 +103,7 @@ def attend_kernel(
         sums = tl.dot(weights.to(DOT), values, sums * decay[:, None], input_precision="ieee")
         highest = new_highest
 
-    nothing = total == 0.0  # a split beyond a short sequence's end, and rows that only pad
-    total = tl.where(nothing, 1.0, total)
+    total = tl.where(total == 0.0, 1.0, total)  # a split that begins behind the end of a short sequence
     result = sums / total[:, None]
     mask = real_row[:, None] & (v_column < V_HEAD_SIZE)[None, :]
     if SPLITS == 1:
@@ -113,8 +112,7 @@ def attend_kernel(
     else:
         part = (out_row * NUM_HEADS + head) * SPLITS + split
         tl.store(partial + part[:, None] * V_HEAD_SIZE + v_column[None, :], result, mask=mask)
-        lse = highest + tl.log2(total)
-        tl.store(partial_lse + part, lse, mask=real_row)
+        tl.store(partial_lse + part, highest + tl.log2(total), mask=real_row)
 
 
 @triton.jit

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 _WHEEL = "Wheel-Version: 1.0\nGenerator: modelbay-testing\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -54,6 +59,13 @@ def write_wheel(
         for path, text in files.items():
             archive.writestr(path, text)
     return wheel
+
+
+def see_only(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Let distributions be found in these folders and nowhere else, in this order."""
+    finder = importlib.metadata.MetadataPathFinder()
+    context = importlib.metadata.DistributionFinder.Context(path=[str(folder) for folder in folders])
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: list(finder.find_distributions(context)))
 
 
 def _files(

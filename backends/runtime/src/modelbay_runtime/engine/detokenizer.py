@@ -149,17 +149,16 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = _special_ids(tokenizer)
-        self._bytes: dict[int, bytes] = {}
         self._tokens: dict[int, str | None] = {}
+        self._special: dict[int, bool] = {}
+        self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         self._alphabet = _byte_alphabet() if _is_byte_level(tokenizer) else None
 
     def text(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> _Text:
-        skipped = self._special if skip_special_tokens else frozenset()
         if self._alphabet is not None:
-            return _ByteLevelText(self, skipped)
-        return _WindowText(self, skipped, self._context(prompt_token_ids, skipped))
+            return _ByteLevelText(self, skip_special_tokens)
+        return _WindowText(self, skip_special_tokens, self._context(prompt_token_ids, skip_special_tokens))
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it; None where the tokenizer has none (BEHAVIOUR T3)."""
@@ -169,6 +168,15 @@ class _Vocabulary:
             except (IndexError, KeyError):
                 self._tokens[token_id] = None
         return self._tokens[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether ``skip_special_tokens`` leaves the token out. Asked of the decoder: lists of special tokens differ
+        from what it does, and some tokenizers take long to make one."""
+        special = self._special.get(token_id)
+        if special is None:
+            special = not self.decode([token_id], skip_special_tokens=True) and bool(self.decode([token_id]))
+            self._special[token_id] = special
+        return special
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes a token of a byte-level tokenizer stands for."""
@@ -184,9 +192,10 @@ class _Vocabulary:
             self._bytes[token_id] = known
         return known
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        # Nothing is skipped here: special tokens were left out before, or are wanted.
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
     def token_text(self, token_id: int) -> str:
         text = self._texts.get(token_id)
@@ -204,24 +213,30 @@ class _Vocabulary:
     def is_byte(self, token_id: int) -> bool:
         return _BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
 
-    def _context(self, prompt_token_ids: Sequence[int], skipped: Collection[int]) -> list[int]:
+    def _context(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
         """The last token of the prompt that shows in the text, whole; none if the output begins the text."""
         for token_id in reversed(prompt_token_ids):
-            if token_id not in skipped and self.token(token_id) is not None and not self.is_byte(token_id):
+            if self.shows(token_id, skip_special_tokens) and not self.is_byte(token_id):
                 return [token_id]
         return []
+
+    def shows(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether the token has any part in the text."""
+        return self.token(token_id) is not None and not (skip_special_tokens and self.is_special(token_id))
 
 
 class _ByteLevelText:
     """For byte-level tokenizers: each token is a run of bytes, the text is their UTF-8."""
 
-    def __init__(self, vocabulary: _Vocabulary, skipped: Collection[int]) -> None:
+    def __init__(self, vocabulary: _Vocabulary, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
-        self._skipped = skipped
+        self._skip = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        return "" if token_id in self._skipped else self._utf8.decode(self._vocabulary.bytes_of(token_id))
+        if self._skip and self._vocabulary.is_special(token_id):
+            return ""
+        return self._utf8.decode(self._vocabulary.bytes_of(token_id))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -235,15 +250,15 @@ class _WindowText:
     a whole, and one wrong byte spoils all of it), not after a replacement character, and not after nothing.
     """
 
-    def __init__(self, vocabulary: _Vocabulary, skipped: Collection[int], context: list[int]) -> None:
+    def __init__(self, vocabulary: _Vocabulary, skip_special_tokens: bool, context: list[int]) -> None:
         self._vocabulary = vocabulary
-        self._skipped = skipped
+        self._skip = skip_special_tokens
         self._before = context
         self._pending: list[int] = []
         self._next_try = 0
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped or self._vocabulary.token(token_id) is None:
+        if not self._vocabulary.shows(token_id, self._skip):
             return ""
         self._pending.append(token_id)
         if len(self._pending) < self._next_try or self._vocabulary.is_byte(token_id):
@@ -265,13 +280,6 @@ class _WindowText:
         decode = self._vocabulary.decode
         shown = decode(self._before) if self._before else ""
         return decode([*self._before, *self._pending])[len(shown) :]
-
-
-def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """The tokens that ``skip_special_tokens`` skips. A fast tokenizer goes by the flag of each added token."""
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        return frozenset(tokenizer.all_special_ids)
-    return frozenset(token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

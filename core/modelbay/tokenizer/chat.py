@@ -1,0 +1,109 @@
+"""Prompts to token ids: chat templates, and exactly one BOS whichever way a prompt came (T4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modelbay.errors import TokenizerError, UsageError
+
+
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a completion prompt.
+
+    A tokenizer that puts a BOS before every text would double one that the text already starts with, as it does when
+    it was rendered by a chat template: then one stays.
+    """
+    ids = list(tokenizer(text)["input_ids"])
+    return _one_bos(tokenizer, ids)
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    chat_template: str | None = None,
+    tools: Sequence[Any] | None = None,
+    add_generation_prompt: bool = True,
+    *,
+    continue_final_message: bool = False,
+    tokenize: bool = True,
+    **variables: Any,
+) -> list[int] | str:
+    """A conversation as token ids, or as text with ``tokenize=False``.
+
+    Args:
+        messages: ``{"role": …, "content": …}``, oldest first.
+        chat_template: a template, the path of a file that holds one, or the name of one of the tokenizer's; the
+            tokenizer's own if None.
+        variables: further variables for the template.
+
+    Raises:
+        TokenizerError: there is no template, or the template fails or refuses the conversation.
+        UsageError: the messages are not a conversation.
+    """
+    _check_messages(messages)
+    template = _template(tokenizer, chat_template)
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            chat_template=template,
+            tools=list(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            tokenize=False,
+            **variables,
+        )
+    except Exception as error:  # templates are programs: whatever one raises is its word on the conversation
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise TokenizerError(f"the chat template cannot render this conversation: {detail}.") from error
+    return encode_chat(tokenizer, text) if tokenize else text
+
+
+def encode_chat(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a rendered conversation. The template writes the special tokens; a BOS it forgot is added."""
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    bos = tokenizer.bos_token_id
+    if tokenizer.adds_bos and ids[:1] != [bos]:
+        ids.insert(0, bos)
+    return _one_bos(tokenizer, ids)
+
+
+def _one_bos(tokenizer: Any, ids: list[int]) -> list[int]:
+    if not tokenizer.adds_bos:
+        return ids
+    bos = tokenizer.bos_token_id
+    extra = 0
+    while len(ids) > extra + 1 and ids[extra] == bos and ids[extra + 1] == bos:
+        extra += 1
+    return ids[extra:]
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise UsageError('messages must be a non-empty list of {"role": …, "content": …}.')
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise UsageError(f'message {position} must be an object with a "role", got {message!r}.')
+
+
+def _template(tokenizer: Any, chat_template: str | None) -> str | None:
+    if chat_template is None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise TokenizerError(
+                "the tokenizer has no chat template, so chat is not possible; completion is.",
+                hint="Give one with chat_template=… (a template or a file).",
+            )
+        return None
+    if "{" in chat_template or "\n" in chat_template:
+        return chat_template
+    named = getattr(tokenizer, "chat_template", None)
+    if isinstance(named, Mapping) and chat_template in named:
+        return chat_template
+    try:
+        return Path(chat_template).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"chat_template {chat_template!r} is neither a template nor a file that can be read.",
+            hint="A template contains {{ … }}.",
+        ) from error

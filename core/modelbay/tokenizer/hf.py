@@ -1,0 +1,135 @@
+"""The modes that load what Transformers loads (T1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelbay.errors import ModelbayError, TokenizerError
+from modelbay.trace import Rejected
+
+if TYPE_CHECKING:
+    from modelbay.args import EngineArgs
+    from modelbay.config import ModelConfig
+    from modelbay.source import ModelFiles
+    from modelbay.trace import Trace
+
+#: Files that hold a vocabulary: without one of them there is no tokenizer.
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "*.tiktoken",
+    "*.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
+#: What else a tokenizer may read. config.json names its class where tokenizer_config.json does not.
+COMPANION_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "config.json",
+)
+CONFIG_FILE = "tokenizer_config.json"
+
+
+def has_tokenizer(files: ModelFiles) -> bool:
+    """Whether the listing has a vocabulary, or names code that makes the tokenizer."""
+    return bool(files.match(*VOCABULARY_FILES)) or (files.has(CONFIG_FILE) and bool(_remote(files)))
+
+
+def load_hf(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace) -> Any:
+    """What AutoTokenizer loads: the fast tokenizer if there is one.
+
+    Transformers is never allowed to import code from the repository itself: that goes through the trust gate.
+    """
+    if not has_tokenizer(files):
+        raise TokenizerError(
+            f"{files.reference} has no tokenizer files (tokenizer.json, tokenizer.model, vocab.json …).",
+            hint="Name another directory or hub id with tokenizer=…",
+        )
+    files.fetch(files.match(*VOCABULARY_FILES, *COMPANION_FILES))
+    from transformers import AutoTokenizer
+
+    remote = _remote(files)
+    try:
+        return AutoTokenizer.from_pretrained(str(files.root), trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        if remote is not None:
+            return _load_remote(remote, files, args, trace)
+        return _load_plain(files, error, trace)
+
+
+def load_slow(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace) -> Any:
+    """The Python tokenizer, never the Rust one under that name.
+
+    Raises:
+        TokenizerError: Transformers has no Python tokenizer for this model (since 5 it has few).
+    """
+    tokenizer = load_hf(files, config, args, trace)
+    if getattr(tokenizer, "is_fast", False):
+        import transformers
+
+        raise TokenizerError(
+            f"tokenizer_mode 'slow' was asked for, but transformers {transformers.__version__} has no Python tokenizer "
+            f"for {files.reference}, only {type(tokenizer).__name__}.",
+            hint="Use tokenizer_mode='hf'.",
+        )
+    return tokenizer
+
+
+def _remote(files: ModelFiles) -> str | None:
+    """The class that ``auto_map`` names for the tokenizer: the fast one if it names two."""
+    auto_map = (files.read_json(CONFIG_FILE) or {}).get("auto_map") or {}
+    named = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
+    candidates = named if isinstance(named, list | tuple) else [named]
+    return next((name for name in reversed(candidates) if name), None)
+
+
+def _load_remote(reference: str, files: ModelFiles, args: EngineArgs, trace: Trace) -> Any:
+    from modelbay.trust import load_remote_class
+
+    cls = load_remote_class(
+        reference,
+        files,
+        trusted=args.trust_remote_code,
+        code_revision=args.code_revision,
+        what="the tokenizer class",
+        trace=trace,
+    )
+    trace.decide("tokenizer", "code", reference, f"auto_map of {files.reference}")
+    try:
+        return cls.from_pretrained(str(files.root), local_files_only=True)
+    except Exception as error:
+        raise _failed(files, error) from error
+
+
+def _load_plain(files: ModelFiles, error: Exception, trace: Trace) -> Any:
+    """tokenizer.json alone is enough where AutoTokenizer stumbles over a class or a model type it does not know."""
+    if isinstance(error, ModelbayError) or not files.has("tokenizer.json"):
+        raise _failed(files, error) from error
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(files.root), local_files_only=True)
+    except Exception as second:
+        raise _failed(files, second) from error
+    rejected = (Rejected("AutoTokenizer", _one_line(error)),)
+    trace.decide("tokenizer", "loaded from", "tokenizer.json alone", "fallback", rejected=rejected, level="warning")
+    return tokenizer
+
+
+def _failed(files: ModelFiles, error: Exception) -> TokenizerError:
+    return TokenizerError(
+        f"cannot load the tokenizer of {files.reference}: {_one_line(error)}.",
+        hint="A truncated tokenizer.json? Fetch it again, or name another with tokenizer=…",
+    )
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300].rstrip('.')}"
