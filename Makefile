@@ -54,7 +54,7 @@ demo: $(INSTALLED) $(MODEL)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=$(subst $(space),:,$(PACKAGES)) $(BIN)/mypy $(PACKAGES)
+	MYPYPATH=$(subst $(space),:,$(PACKAGES)) $(BIN)/mypy core/modelbay $(filter-out core,$(PACKAGES))
 	$(BIN)/lint-imports
 
 test: lint

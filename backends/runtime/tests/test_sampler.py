@@ -394,6 +394,7 @@ def test_seeds_decide_the_draws_and_nothing_else_does() -> None:
         run_alone(Sampler(64, seed=engine), logits, free, ordinal=n) for engine, n in ((0, 0), (1, 0), (0, 9), (0, 42))
     ]
     runs += [run_alone(Sampler(64), logits, seeded, index=index) for index in range(3)]
+    runs += [run_alone(Sampler(64), logits, free, index=index) for index in (1, 2)]
     assert all(a != b for a, b in itertools.combinations(runs, 2)), "two different sequences drew the same"
     assert runs[0] == run_alone(Sampler(64, seed=0), logits, free, ordinal=0)
     assert run_alone(Sampler(64), logits, SamplingParams(seed=-3)) == run_alone(

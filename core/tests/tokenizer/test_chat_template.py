@@ -58,10 +58,8 @@ def test_t4_real_template(load) -> None:
 @pytest.mark.real
 def test_t4_tools_reach_the_template(load) -> None:
     tokenizer, _ = load(assets.or_skip(assets.qwen3_tokenizer_dir))
-    tool = {
-        "type": "function",
-        "function": {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}},
-    }
+    parameters = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": parameters}}
     assert "look_up" in render_chat(tokenizer, CHAT[:1], tools=[tool], tokenize=False)
     assert "<think>\n\n</think>" in render_chat(tokenizer, CHAT[:1], tokenize=False, enable_thinking=False)
 

@@ -64,7 +64,7 @@ def test_t2_invalidated_by_new_tokens(pair) -> None:
         _ = len(tokenizer), tokenizer.all_special_ids, tokenizer.get_vocab()
         assert tokenizer.add_tokens(["zebra"]) == 1
         tokenizer.add_special_tokens({"additional_special_tokens": ["<tool>"]})
-        tokenizer.unk_token = "<unk>"
+        tokenizer.unk_token = "<tool>"
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.all_special_tokens == theirs.all_special_tokens
     assert ours.all_special_ids == theirs.all_special_ids
@@ -120,7 +120,7 @@ def test_t2_settings_per_call_equal_transformers(pair, side) -> None:
 
 
 def hammer(tokenizer: Any, reference: Any) -> None:
-    """50 threads, each mixing encode with and without truncation and padding with decode, against single-threaded ids."""
+    """50 threads mix encode, with and without truncation and padding, with decode; ids as from one thread."""
     rng = random.Random(0)
     words = ["the", "quick", "brown", "fox", "layers", "of", "text", "1234", "Ünïcödé"]
     texts = [" ".join(rng.choices(words, k=rng.randint(1, 60))) for _ in range(40)]
@@ -152,15 +152,10 @@ def test_t2_fifty_threads(pair) -> None:
 
 
 @pytest.mark.real
-def test_t2_fifty_threads_on_fastokens(load) -> None:
-    folder = assets.or_skip(assets.smollm2_dir)
-    hammer(load(folder, tokenizer_mode="fastokens")[0], load(folder)[0])
-
-
-@pytest.mark.real
-def test_t2_fastokens_pickles_and_learns_tokens(load) -> None:
+def test_t2_fastokens_threads_pickle_and_new_tokens(load) -> None:
     folder = assets.or_skip(assets.smollm2_dir)
     fast, plain = load(folder, tokenizer_mode="fastokens")[0], load(folder)[0]
+    hammer(fast, plain)
     for tokenizer in (fast, plain):
         tokenizer.add_tokens(["zebra-crossing"])
     again = pickle.loads(pickle.dumps(fast))
@@ -203,14 +198,6 @@ def test_t3_an_undecodable_id_is_empty_text(pair) -> None:
     assert ours.decode([255]) == ""
     ids = ours("the dog")["input_ids"]
     assert ours.decode([*ids[:2], 255, *ids[2:]]) == ours.decode(ids)
-
-
-@pytest.mark.real
-def test_t3_an_undecodable_id_is_empty_text_for_fastokens_too(load) -> None:
-    folder = assets.or_skip(assets.qwen3_tokenizer_dir)
-    fast, plain = load(folder, tokenizer_mode="fastokens")[0], load(folder)[0]
-    for tokenizer in (fast, plain):
-        assert tokenizer.decode([151860, 151935]) == ""
 
 
 def test_t3_tokenizer_larger_than_the_model_is_a_warning(load, tiny) -> None:

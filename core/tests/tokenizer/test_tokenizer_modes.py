@@ -64,7 +64,9 @@ def test_t1_auto_is_what_autotokenizer_loads(load, tiny: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("asset", [assets.smollm2_dir, assets.qwen3_tokenizer_dir])
+@pytest.mark.parametrize(
+    "asset", [assets.smollm2_dir, pytest.param(assets.qwen3_tokenizer_dir, marks=pytest.mark.deep)]
+)
 def test_t1_real_tokenizers_give_autotokenizers_ids(load, asset) -> None:
     from transformers import AutoTokenizer
 
@@ -211,13 +213,15 @@ def test_trust_is_needed_for_a_repository_tokenizer_and_never_asked_for(load, ti
 # -- fastokens
 
 
-@pytest.fixture
-def smollm2() -> Path:
-    return assets.or_skip(assets.smollm2_dir)
-
-
 @pytest.mark.real
-@pytest.mark.parametrize("asset", [assets.smollm2_dir, assets.qwen3_tokenizer_dir, assets.deepseek_v3_tokenizer_dir])
+@pytest.mark.parametrize(
+    "asset",
+    [
+        assets.smollm2_dir,
+        assets.qwen3_tokenizer_dir,
+        pytest.param(assets.deepseek_v3_tokenizer_dir, marks=pytest.mark.deep),
+    ],
+)
 def test_t1_fastokens_gives_the_same_ids(load, asset) -> None:
     folder = assets.or_skip(asset)
     fast, trace = load(folder, tokenizer_mode="fastokens")
@@ -239,13 +243,19 @@ def test_t1_fastokens_gives_the_same_ids(load, asset) -> None:
         )
     assert fast("a b", "c d")["input_ids"] == plain("a b", "c d")["input_ids"]
     assert fast.get_vocab() == plain.get_vocab()
+    assert fast.decode([len(plain) + 5]) == plain.decode([len(plain) + 5]) == ""  # T3: an id it does not know
 
 
-@pytest.mark.real
+@pytest.fixture
+def all_bytes(tmp_path: Path) -> Path:
+    """A tiny BPE with a token for every byte, as fastokens needs it."""
+    return tiny_tokenizer(tmp_path / "bytes", vocab_size=400)
+
+
 @pytest.mark.parametrize("value", ["1", "true", "True", "YES", "on"])
-def test_t1_environment_switches_bpe(load, smollm2, monkeypatch, value) -> None:
+def test_t1_environment_switches_bpe(load, all_bytes, monkeypatch, value) -> None:
     monkeypatch.setenv("MODELBAY_USE_FASTOKENS", value)
-    tokenizer, trace = load(smollm2)
+    tokenizer, trace = load(all_bytes)
     assert type(tokenizer._tokenizer).__module__.startswith("fastokens")
     assert trace.find("engine").source == "MODELBAY_USE_FASTOKENS"
 
@@ -287,7 +297,11 @@ def test_t1_absent_package(load, tiny, monkeypatch) -> None:
         load(tiny, tokenizer_mode="fastokens")
 
 
-@pytest.mark.real
-def test_t1_fastokens_changes_this_instance_only(load, smollm2) -> None:
-    load(smollm2, tokenizer_mode="fastokens")
-    assert type(load(smollm2)[0]._tokenizer).__module__ == "tokenizers"
+def test_t1_fastokens_changes_this_instance_only(load, all_bytes) -> None:
+    load(all_bytes, tokenizer_mode="fastokens")
+    assert type(load(all_bytes)[0]._tokenizer).__module__ == "tokenizers"
+
+
+def test_t1_fastokens_that_would_fail_on_some_text_is_refused_at_load(load, tiny) -> None:
+    with pytest.raises(TokenizerError, match="cannot encode every text"):
+        load(tiny, tokenizer_mode="fastokens")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from modelbay.args import EngineArgs
 from modelbay.errors import UsageError
 from modelbay.resolve import Resolution, resolve
-from modelbay.tokenizer import render_chat
+from modelbay.tokenizer import encode_chat, render_chat
 from modelbay.weights.accounting import LoadReport
 from modelbay_runtime.engine.engine import Engine
 from modelbay_runtime.engine.outputs import RequestOutput
@@ -132,8 +132,8 @@ class LLM:
         """The prompt that a conversation becomes."""
         if self.engine.tokenizer is None:
             raise UsageError("chat needs a tokenizer, and this model was loaded without one.")
-        text, token_ids = render_chat(self.engine.tokenizer, messages, **kwargs)
-        return Prompt(list(token_ids), text)
+        text = str(render_chat(self.engine.tokenizer, messages, tokenize=False, **kwargs))
+        return Prompt(encode_chat(self.engine.tokenizer, text), text)
 
     def apply_model(self, fn: Callable[[Any], Result]) -> list[Result]:
         """Run ``fn`` on the module in every worker: one result for each."""

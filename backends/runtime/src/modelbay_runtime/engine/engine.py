@@ -11,7 +11,7 @@ import torch
 
 from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution
-from modelbay.tokenizer import load_tokenizer
+from modelbay.tokenizer import load_tokenizer, stop_token_ids
 from modelbay_runtime.build import build_model
 from modelbay_runtime.engine.block_pool import BlockPool
 from modelbay_runtime.engine.detokenizer import Detokenizer
@@ -95,13 +95,8 @@ class Engine:
 
     def _eos_token_ids(self) -> frozenset[int]:
         """The union of what config, generation_config and tokenizer call the end (BEHAVIOUR C10)."""
-        ids = set(self.resolution.config.eos_token_ids)
-        eos = getattr(self.tokenizer, "eos_token_id", None)
-        if eos is not None:
-            ids.add(eos)
-        self.resolution.trace.decide(
-            "engine", "end-of-sequence tokens", sorted(ids), "config, generation_config and tokenizer"
-        )
+        ids = stop_token_ids(self.resolution.config, self.tokenizer)
+        self.resolution.trace.decide("engine", "stop tokens", list(ids), "config, generation_config and tokenizer")
         return frozenset(ids)
 
     def _say_cache(self, size: int, source: str, blocks_per_sequence: int, usable: int) -> None:
