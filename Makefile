@@ -66,8 +66,9 @@ test-deep: $(INSTALLED)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(INSTALLED) $(MODEL)
-	$(BIN)/python benchmarks/compare.py --model $(MODEL) --engines modelbay,hf --json
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/compare.py --engines modelbay,hf --json \
+	    --model "$$($(BIN)/python -c 'from modelbay_testing.assets import smollm2_dir; print(smollm2_dir())')"
 
 reference: $(INSTALLED)
 	$(BIN)/python docs/gen_cli.py

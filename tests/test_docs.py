@@ -76,7 +76,7 @@ def as_module(name: str, source: str) -> types.ModuleType:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_hook_is_documented_with_its_sentence_fields_and_example(table: str) -> None:
-    """DESIGN §4: every hook documented, and a test that says so."""
+    """Every hook stands on the hooks page, and its example is a plugin that registers."""
     hook, record = f"register_{table}", RECORD_TYPES[table]
     text = section(DOCS / "reference" / "hooks.md", hook)
     sentence = str(getattr(hookspecs, hook).__doc__).strip()
@@ -189,6 +189,23 @@ def requirement_name(text: str) -> str:
     match = re.match(r"[\w.-]+", text)
     assert match, text
     return match[0].lower().replace("_", "-")
+
+
+def test_rules_that_code_and_tests_name_are_on_the_behaviour_page() -> None:
+    page = (DOCS / "behaviour.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| ([A-Z]\d+) \|", page, re.M))
+    later = re.search(r"^Pooling .*\*to come\*", page, re.M)
+    assert later
+    named: dict[str, str] = {}
+    for folder in ("core", "backends", "plugins", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            rules = re.findall(r"BEHAVIOUR ([A-Z]\d+)", text) + [
+                r.upper() for r in re.findall(r"def test_([a-z]\d+)_", text)
+            ]
+            named |= {rule: str(path.relative_to(ROOT)) for rule in rules}
+    unknown = {rule: path for rule, path in named.items() if rule not in known and rule[0] not in "PDX"}
+    assert not unknown
 
 
 # --- links and the site ------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def distributions_of(package: str) -> set[str]:
 
 
 def test_import_contracts() -> None:
-    """DESIGN "Who may import whom", as written down for import-linter."""
+    """Who may import whom, as written down for import-linter."""
     command = [
         str(Path(sys.executable).with_name("lint-imports")),
         "--config",
@@ -142,14 +142,14 @@ def test_member_has_the_same_shape_as_every_other(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PLUGINS)
 def test_plugin_module_imports_nothing_heavy(folder: str) -> None:
-    """DESIGN §4: ``--help`` and ``list-archs`` import each plugin's light ``plugin.py`` and no more."""
+    """``--help`` and ``list-archs`` import each plugin's light ``plugin.py`` and no more."""
     tree = ast.parse((package_dir(folder) / "plugin.py").read_text(encoding="utf-8"))
     names = {name for name, _ in imports(tree, lazy=False)} - set(sys.stdlib_module_names)
     assert names <= {"modelbay", package_dir(folder).name}
 
 
 def test_every_hook_has_a_first_party_user() -> None:
-    """DESIGN §4: no hook without a first-party user."""
+    """A hook that nobody uses here is a guess."""
     used: set[str] = set()
     for point in entry_points(group="modelbay"):
         registration = read_plugin(importlib.import_module(point.value), point.name)

@@ -155,7 +155,7 @@ def test_it_runs_with_the_numbers_of_the_reference(generated: subprocess.Complet
 def test_it_runs_the_same_in_process(
     generated: subprocess.CompletedProcess[str], acme: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DESIGN §4: ``LLM(plugins=[module])`` adds one in-process."""
+    """``LLM(plugins=[module])`` adds one in-process."""
     monkeypatch.syspath_prepend(root / ACME / "src")
     from acme_tinylm import plugin  # type: ignore[import-not-found]
 

@@ -162,8 +162,10 @@ def _merge_parameters(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[st
         merged.pop("rope_type", None)
     for key, value in new.items():
         before = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(before, Mapping)
-        merged[key] = _merge_parameters(before, value) if both else value
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[key] = _merge_parameters(before, value)
+        else:
+            merged[key] = value
     return merged
 
 

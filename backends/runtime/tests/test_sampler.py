@@ -204,6 +204,17 @@ def test_greedy_is_the_argmax_in_every_dtype() -> None:
         assert sampler.sample(logits, states).token_ids == logits.float().argmax(-1).tolist()
 
 
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 4), width=st.integers(1, 900), padding=st.integers(0, 3))
+def test_largest_is_the_first_maximum_of_each_row(seed: int, rows: int, width: int, padding: int) -> None:
+    """Few distinct values, so that most maxima tie; padded, so that rows are not contiguous."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 4, (rows, width + padding), generator=generator).bfloat16()[:, :width]
+    values, ids = logit_ops.largest(logits)
+    for row, value, index in zip(logits.tolist(), values.tolist(), ids.tolist(), strict=True):
+        assert (value, index) == (max(row), row.index(max(row)))
+
+
 def test_greedy_takes_the_first_of_equals() -> None:
     logits = torch.zeros(1, 600, dtype=torch.bfloat16)
     logits[0, [70, 333]] = 2.0

@@ -1,9 +1,9 @@
 """How these tests run, and the paged cases they share.
 
 On a CUDA machine the kernels are compiled, in this process. Elsewhere they are interpreted, and Triton decides that
-when it is imported (Transformers imports it too). So unless TRITON_INTERPRET was set from the start, the tests of this
-directory run in one pytest process of their own, started when the first of them is due, and each reports here what it
-did there. The environment of this process stays as it is.
+when it is imported (Transformers imports it too). So unless TRITON_INTERPRET was set from the start, the tests of one
+file run in a pytest process of their own, started when the first of them is due, and each reports here what it did
+there. The environment of this process stays as it is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from modelbay_runtime.kernels.attention import AttentionSpec
 from modelbay_runtime.step import KVGroupStep, Step
 from modelbay_triton.availability import interpreter_requested
 
-_HERE = Path(__file__).parent
 _REPORT = "MODELBAY_TRITON_TEST_REPORT"
-_RESULTS: pytest.StashKey[dict[str, tuple[str, str]]] = pytest.StashKey()
+#: Test file -> node id -> (outcome, text); "" -> what the process printed.
+_RESULTS: pytest.StashKey[dict[Path, dict[str, tuple[str, str]]]] = pytest.StashKey()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,10 +34,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Where this process cannot run the kernels: the other process's result instead of a call."""
     if interpreter_requested() or torch.cuda.is_available():
         return None
-    stash = pyfuncitem.config.stash
-    if _RESULTS not in stash:
-        stash[_RESULTS] = _run_interpreted(pyfuncitem.session)
-    outcome, text = stash[_RESULTS].get(pyfuncitem.nodeid, ("failed", stash[_RESULTS][""][1]))
+    files = pyfuncitem.config.stash.setdefault(_RESULTS, {})
+    if pyfuncitem.path not in files:
+        files[pyfuncitem.path] = _run_interpreted(pyfuncitem)
+    results = files[pyfuncitem.path]
+    outcome, text = results.get(pyfuncitem.nodeid, results[""])
     if outcome == "skipped":
         pytest.skip(text)
     if outcome == "failed":
@@ -45,18 +46,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _run_interpreted(session: pytest.Session) -> dict[str, tuple[str, str]]:
-    """Node id -> (outcome, text) of this directory's selected tests; "" -> what the process printed."""
-    config = session.config
-    selected = [item.nodeid for item in session.items if _HERE in item.path.parents]
+def _run_interpreted(due: pytest.Function) -> dict[str, tuple[str, str]]:
+    """The selected tests of this test's file."""
+    config = due.config
+    selected = [item.nodeid for item in due.session.items if item.path == due.path]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={config.rootpath}"]
     ini = ["-c", str(config.inipath)] if config.inipath else []
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.jsonl")
-        env = {**os.environ, "TRITON_INTERPRET": "1", _REPORT: str(report)}
-        env.pop("PYTEST_ADDOPTS", None)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(
-            [*command, *ini, *selected], cwd=config.rootpath, env=env, capture_output=True, text=True, check=False
+            [*command, *ini, *selected],
+            cwd=config.rootpath,
+            env={**env, "TRITON_INTERPRET": "1", _REPORT: str(report)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         lines = report.read_text().splitlines() if report.exists() else []
     results = {"": ("failed", f"no report from the interpreting process:\n{done.stdout}{done.stderr}")}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelbay import hub
 from modelbay.errors import ConfigError, UsageError, WeightsError
 from modelbay.trace import Rejected
 
@@ -148,15 +149,16 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 def _read_remote_header(files: ModelFiles, name: str) -> dict[str, Any]:
     """The same of a file that is not downloaded yet; nothing where the hub cannot be asked."""
-    if files.kind != "hub" or files.repo_id is None:
+    if files.repo_id is None or hub.is_offline():
         return {}
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError
 
+    api = HfApi(endpoint=hub.endpoint(), token=hub.token())
     try:
-        metadata = HfApi().parse_safetensors_file_metadata(files.repo_id, name, revision=files.commit)
-    except (HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled, OSError):
-        return {}
+        metadata = api.parse_safetensors_file_metadata(files.repo_id, name, revision=files.commit)
+    except (HfHubHTTPError, NotASafetensorsRepoError, OSError):
+        return {}  # downloading the weights will say what is wrong
     return {
         tensor: {"dtype": info.dtype, "data_offsets": list(info.data_offsets)}
         for tensor, info in metadata.tensors.items()

@@ -48,8 +48,8 @@ def positions(reader: FactReader) -> tuple[int, str] | None:
     found = [(key, _length(reader.text.raw.get(key))) for key in LENGTH_KEYS]
     said = [(value, key) for key, value in found if value is not None]
     if said and not reader.text.by_class:
-        value, key = min(said)
-        return value, f"config.json ({'.'.join((*reader.text.path, key))})"
+        smallest, key = min(said)
+        return smallest, f"config.json ({'.'.join((*reader.text.path, key))})"
     for key in LENGTH_KEYS:
         default = reader.find(key)
         if default is not None and (value := _length(default[0])) is not None:

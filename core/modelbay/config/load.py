@@ -98,6 +98,8 @@ def _facts(
     generation, generation_stop = default_generation(files, args.generation_config, trace)
     length = max_model_len(reader, rope_specs, files.read_json("tokenizer_config.json"), args.max_model_len, trace)
     reader.note("dtype", dtype.run, dtype.source)
+    stop = stop_ids(raw, text.raw, generation_stop)
+    reader.note("eos_token_ids", stop, "config.json and generation_config.json")
     return ModelConfig(
         model_type=str(raw.get("model_type") or getattr(hf, "model_type", "")),
         architectures=names,
@@ -121,7 +123,7 @@ def _facts(
         tie_word_embeddings=facts.tie_word_embeddings(reader, raw, hf),
         num_experts=reader.optional_int("num_experts", "num_experts") or None,
         quantization=facts.quantization(reader, raw),
-        eos_token_ids=stop_ids(raw, text.raw, generation_stop),
+        eos_token_ids=stop,
         generation=generation,
         sources=reader.sources,
     )

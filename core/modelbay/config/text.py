@@ -66,8 +66,8 @@ def find_text(raw: Mapping[str, Any], hf: Any) -> TextConfig:
     for key in path:
         obj = _step(obj, key)
     by_class = False
-    while (key := _object_key(obj)) is not None:
-        obj, by_class = _step(obj, key), True
+    while (attribute := _object_key(obj)) is not None:
+        obj, by_class = _step(obj, attribute), True
     return TextConfig(inner_dict(raw, path), obj, path, by_class)
 
 

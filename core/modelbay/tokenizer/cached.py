@@ -25,7 +25,7 @@ _STATE = "_modelbay_state"
 
 def cached(tokenizer: Any) -> Any:
     """The same object, cached and thread-safe. Doing it twice changes nothing."""
-    cls = type(tokenizer)
+    cls: Any = type(tokenizer)
     if getattr(cls, "_modelbay_cached", False):
         return tokenizer
     tokenizer.__class__ = _subclass(cls)
@@ -68,11 +68,17 @@ class CachedTokenizer:
 
     @property
     def all_special_tokens(self) -> list[str]:
-        return list(self._modelbay_value("special_tokens", lambda: super(CachedTokenizer, self).all_special_tokens))
+        values = self.__dict__[_STATE].values
+        if "special_tokens" not in values:
+            values["special_tokens"] = super().all_special_tokens  # type: ignore[misc]
+        return list(values["special_tokens"])
 
     @property
     def all_special_ids(self) -> list[int]:
-        return list(self._modelbay_value("special_ids", lambda: super(CachedTokenizer, self).all_special_ids))
+        values = self.__dict__[_STATE].values
+        if "special_ids" not in values:
+            values["special_ids"] = super().all_special_ids  # type: ignore[misc]
+        return list(values["special_ids"])
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._modelbay_vocab())
@@ -154,7 +160,7 @@ class CachedTokenizer:
 
 
 def _restore(cls: type, values: dict[str, Any]) -> Any:
-    tokenizer = object.__new__(cls)
+    tokenizer: Any = object.__new__(cls)
     tokenizer.__dict__.update(values)
     return cached(tokenizer)
 
@@ -171,7 +177,7 @@ def _plain_class(cls: type) -> type:
 
 def _on_engine(tokenizer: Any, engine: Any) -> Any:
     """The tokenizer as its own plain class, on another Rust engine. Shares everything else."""
-    view = object.__new__(_plain_class(type(tokenizer)))
+    view: Any = object.__new__(_plain_class(type(tokenizer)))
     view.__dict__.update(tokenizer.__dict__)
     view.__dict__["_tokenizer"] = engine
     return view

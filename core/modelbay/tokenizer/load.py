@@ -57,7 +57,7 @@ def tokenizer_files(files: ModelFiles, formats: list[LoadFormatSpec], args: Engi
         )
     reference = files.repo_id if same and files.repo_id else args.tokenizer
     assert reference is not None
-    rejected = ()
+    rejected: tuple[Rejected, ...] = ()
     if not same and args.revision is not None and args.tokenizer_revision is None:
         rejected = (Rejected(args.revision, "the model's revision; this is another repository"),)
     trace.decide("tokenizer", "repository", reference, "argument", rejected=rejected)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from modelbay.errors import ConfigError, UsageError
+from modelbay.errors import ConfigError, UsageError, WeightsError
 from modelbay.specs import ArchSpec
 
 SAMPLE = [
@@ -388,6 +388,32 @@ def test_c8_safetensors_header_when_the_config_says_nothing(load, llama, tmp_pat
     save_file({"a": big, "b": torch.zeros(2), "c": torch.zeros(3, dtype=torch.int64)}, tmp_path / "model.safetensors")
     config, _ = load(llama | {"dtype": None})
     assert (config.dtype, config.sources["dtype"]) == ("float16", "header of model.safetensors")
+
+
+def test_c8_header_of_a_file_on_the_hub_without_downloading_it(hub, llama) -> None:
+    import torch
+    from safetensors.torch import save
+
+    from modelbay.args import EngineArgs
+    from modelbay.config import load_config
+    from modelbay.plugins import load_plugins
+    from modelbay.source import find_files
+    from modelbay.trace import Trace
+
+    weights = save({"a": torch.zeros(4, 4, dtype=torch.bfloat16)})
+    hub.repo("org/name").commit({"config.json": json.dumps(llama | {"dtype": None}), "model.safetensors": weights})
+    trace = Trace()
+    files = find_files("org/name", trace=trace)
+    args = EngineArgs(model="org/name", device="cpu")
+    assert load_config(files, load_plugins(["llama"]), args, trace).dtype == "bfloat16"
+    assert not (files.root / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\x10" + b"\0" * 7 + b"{"])
+def test_c8_broken_header_names_the_file(load, llama, tmp_path: Path, content) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
+        load(llama | {"dtype": None})
 
 
 def test_c8_argument_wins_and_is_checked(load, llama) -> None:

@@ -65,4 +65,5 @@ def register_commands() -> list[CommandSpec]:
     return [
         CommandSpec(name="generate", target="modelbay_runtime.cli.generate:command", summary="Generate text."),
         CommandSpec(name="chat", target="modelbay_runtime.cli.chat:command", summary="Chat in the terminal."),
+        CommandSpec(name="bench", target="modelbay_runtime.cli.bench:command", summary="Measure throughput."),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelbay import hookimpl
-from modelbay.specs import ArchSpec, ConfigClassSpec
+from modelbay.specs import ArchSpec, ConfigClassSpec, ConfigPatch
 
 _TP_PLAN = {
     "layers.*.self_attn.q_proj": "colwise",
@@ -42,4 +42,15 @@ def register_config_classes() -> list[ConfigClassSpec]:
     return [
         ConfigClassSpec(model_type="llama", target="modelbay_llama.config:LlamaConfig"),
         ConfigClassSpec(model_type="mistral", target="modelbay_llama.config:MistralConfig"),
+    ]
+
+
+@hookimpl
+def register_config_patches() -> list[ConfigPatch]:
+    return [
+        ConfigPatch(
+            name="llama-first-conversions",
+            target="modelbay_llama.patches:first_conversions",
+            model_types=("llama",),
+        )
     ]

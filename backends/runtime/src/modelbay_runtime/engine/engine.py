@@ -16,10 +16,10 @@ from modelbay_runtime.build import build_model
 from modelbay_runtime.engine.block_pool import BlockPool
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.kv_cache import KVCache
-from modelbay_runtime.engine.kv_layout import plan_layout
+from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.logprobs import logprobs_of
-from modelbay_runtime.engine.memory import plan_cache
+from modelbay_runtime.engine.memory import plan_cache, step_tokens
 from modelbay_runtime.engine.outputs import RequestMetrics, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, fit_prompt
 from modelbay_runtime.engine.request import Request
@@ -54,7 +54,7 @@ class Engine:
         layout = plan_layout(built.kv_specs, args.block_size)
         budget = plan_cache(layout, config, args, context.device, context.dtype.itemsize, config.max_model_len)
         pool = BlockPool(budget.num_blocks)
-        self.max_model_len = self._fit_length(layout.blocks_for, pool.num_usable)
+        self.max_model_len = self._fit_length(layout, pool.num_usable)
         self.kv = KVManager(layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
         cache = KVCache(layout, budget.num_blocks, context.dtype, context.device)
         self.scheduler = Scheduler(self.kv, args.max_num_seqs, self._batched_tokens(), args.enable_chunked_prefill)
@@ -64,14 +64,19 @@ class Engine:
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
         self.requests: dict[str, Request] = {}
         self._ordinals = itertools.count()
-        self._say_cache(budget.bytes, budget.source, layout.blocks_for(self.max_model_len), pool.num_usable)
+        per_sequence = layout.blocks_for(self.max_model_len, self.scheduler.max_batched_tokens)
+        self._say_cache(budget.bytes, budget.source, per_sequence, pool.num_usable)
 
     # ---- what is fixed when the engine starts ----------------------------------------------------------------------
 
-    def _fit_length(self, blocks_for: Any, usable: int) -> int:
+    def _fit_length(self, layout: CacheLayout, usable: int) -> int:
         """The model's length, or what the cache can hold of it if nobody asked for more."""
         args, config, trace = self.resolution.args, self.resolution.config, self.resolution.trace
         length = config.max_model_len
+
+        def blocks_for(tokens: int) -> int:
+            return layout.blocks_for(tokens, args.max_num_batched_tokens if args.enable_chunked_prefill else tokens)
+
         if blocks_for(length) <= usable:
             return length
         if args.max_model_len is not None:

@@ -42,18 +42,20 @@ class CacheLayout:
         """Elements that one block takes over all tensors."""
         return self.page * self.tensors
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that one sequence of this length holds, over all groups."""
+    def blocks_for(self, tokens: int, chunk: int) -> int:
+        """Most blocks that one sequence of this length holds at a time, over all groups, computed ``chunk`` by chunk.
+
+        A chunk's blocks are all there before the window slides past the first of them.
+        """
         total = 0
         for group in self.groups:
             if group.block_size is None:
                 total += 1
                 continue
-            window = group.spec.window
-            if window is None or window >= tokens:
-                total += -(-tokens // group.block_size)
-            else:
-                total += -(-window // group.block_size) + 1
+            blocks = -(-tokens // group.block_size)
+            if group.spec.window is not None:
+                blocks = min(blocks, -(-(group.spec.window + chunk) // group.block_size) + 1)
+            total += blocks
         return total
 
     def lay_out(self, layer: int) -> tuple[int, int]:

@@ -24,6 +24,23 @@ def padded_width(vocab_size: int) -> int:
     return -(-vocab_size // _BLOCK) * _BLOCK
 
 
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest value of each row and the first index that has it, [R] each; NaN if the row holds one."""
+    if logits.device.type != "cpu":
+        values, ids = logits.max(dim=-1)
+        return values, ids
+    # A maximum without its index is several times quicker on a CPU: find the block first, then the place in it.
+    width = logits.shape[-1]
+    whole = width // _BLOCK * _BLOCK
+    tops = logits[:, :whole].unflatten(-1, (-1, _BLOCK)).amax(dim=-1)
+    if whole < width:
+        tops = torch.cat([tops, logits[:, whole:].amax(dim=-1, keepdim=True)], dim=-1)
+    values, block = tops.max(dim=-1)
+    places = (block[:, None] * _BLOCK + torch.arange(_BLOCK)).clamp_(max=width - 1)
+    inner = logits.gather(-1, places).max(dim=-1, keepdim=True).indices
+    return values, places.gather(-1, inner).squeeze(-1)
+
+
 def apply_penalties(
     logits: torch.Tensor,
     rows: torch.Tensor,

@@ -13,7 +13,7 @@ import torch
 from modelbay_runtime.engine.outputs import TokenLogprobs
 
 # Positions turned into float32 at once: keeps the copy of a long prompt's logits small.
-_CHUNK = 256
+_CHUNK = 64
 
 
 def logprobs_of(

@@ -101,8 +101,7 @@ class Sampler:
             EngineError: a row's logits are NaN, hold +inf or are all -inf, or its parameters forbid every token.
         """
         logits = logits[:, : self.vocab_size]
-        # max, not argmax: as quick or quicker, and its value is NaN as soon as one logit is.
-        largest, greedy = logits.max(dim=-1)
+        largest, greedy = logit_ops.largest(logits)
         _require_finite(largest, states, "the model's logits", _BAD_LOGITS_HINT)
         token_ids: list[int] = greedy.tolist()
         rows = [row for row, state in enumerate(states) if not state.raw_greedy]
@@ -117,7 +116,7 @@ class Sampler:
         scores[:, : self.vocab_size] = logits if len(rows) == len(logits) else logits[rows]
         self._edit(scores, states)
         self._penalise(scores, states)
-        largest, greedy = scores.max(dim=-1)
+        largest, greedy = logit_ops.largest(scores)
         _require_finite(largest, states, "after logit_bias, bad_words, min_tokens and penalties the logits", None)
         token_ids: list[int] = greedy.tolist()
         for pick, draw in ((False, self._draw_all), (True, self._draw_restricted)):

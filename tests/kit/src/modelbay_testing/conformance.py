@@ -1,0 +1,112 @@
+"""What every model family must hold: subclass `ModelConformance` in your plugin's tests.
+
+::
+
+    class TestAcme(ModelConformance):
+        plugin = "acme_tinylm.plugin"
+        model_type = "acme"
+        variants = {"plain": {}, "tied": {"tie_word_embeddings": True}}
+
+A check that does not apply is left out by name with a reason, in ``left_out``. Deleting or overriding a check without
+one fails when the class is made, so that a family cannot quietly stop conforming.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from modelbay_testing.logits import engine_logits, transformers_logits, worst_difference
+from modelbay_testing.tiny import tiny_checkpoint
+
+#: Largest difference of logits from Transformers' own in float32, on tiny random models.
+TOLERANCE = 1e-4
+_LENGTHS = (1, 5, 16, 33, 120)
+
+
+def _prompts(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in _LENGTHS]
+
+
+class ModelConformance:
+    """See the module's docstring. ``variants``: name -> config values of a tiny checkpoint."""
+
+    plugin: ClassVar[str] = ""
+    model_type: ClassVar[str] = ""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {}}
+    engine_args: ClassVar[Mapping[str, Any]] = {}
+    left_out: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in (name for name in vars(ModelConformance) if name.startswith("test_")):
+            if getattr(cls, name, None) is not getattr(ModelConformance, name) and name not in cls.left_out:
+                raise TypeError(f"{cls.__name__} changes {name} and gives no reason in left_out.")
+        unknown = [name for name in cls.left_out if not hasattr(ModelConformance, name)]
+        if unknown or not all(cls.left_out.values()):
+            raise TypeError(f"{cls.__name__}.left_out: {unknown or cls.left_out}: name a check and give a reason.")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "variant" in metafunc.fixturenames:
+            metafunc.parametrize("variant", list(self.variants))
+
+    @pytest.fixture(autouse=True)
+    def _leave_out(self, request: pytest.FixtureRequest) -> None:
+        reason = self.left_out.get(request.function.__name__)
+        if reason:
+            pytest.skip(reason)
+
+    def checkpoint(self, path: Path, variant: str) -> Path:
+        """A tiny random checkpoint of this family, as Transformers saves it."""
+        return tiny_checkpoint(path / variant, self.model_type, **self.variants[variant])
+
+    def load(self, path: Path, **kwargs: Any) -> Any:
+        from modelbay import LLM
+
+        return LLM(str(path), **{"dtype": "float32", "kv_cache_memory_bytes": 1 << 22, **self.engine_args, **kwargs})
+
+    def test_the_plugin_module_is_light(self) -> None:
+        code = f"import {self.plugin}, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == "[]"
+
+    def test_logits_equal_transformers(self, variant: str, tmp_path: Path) -> None:
+        """Batched, mixed lengths, prompts in one piece and in chunks, then decode steps through the cache."""
+        path = self.checkpoint(tmp_path, variant)
+        for chunk in (256, 24):
+            with self.load(path, max_num_batched_tokens=chunk) as llm:
+                found = engine_logits(llm, _prompts(llm.resolution.config.vocab_size), output_tokens=12)
+            expected = transformers_logits(path, [tokens for tokens, _ in found])
+            assert worst_difference([logits for _, logits in found], expected) <= TOLERANCE
+
+    def test_output_depends_on_nothing_but_the_request(self, variant: str, tmp_path: Path) -> None:
+        """Alone, batched, preempted, or with its prefix cached: the same tokens."""
+        path = self.checkpoint(tmp_path, variant)
+        with self.load(path) as llm:
+            prompts = _prompts(llm.resolution.config.vocab_size)
+            alone = [engine_logits(llm, [prompt], output_tokens=24)[0][0] for prompt in prompts]
+            again = [tokens for tokens, _ in engine_logits(llm, prompts, output_tokens=24)]
+            layout = llm.engine.kv.layout
+        assert again == alone
+        # Room for the longest sequence and the null block, no more: sequences push each other out.
+        room = (layout.blocks_for(160, chunk=16) + 1) * layout.page_elements() * 4
+        tight = {"kv_cache_memory_bytes": room, "max_model_len": 160, "max_num_batched_tokens": 16}
+        with self.load(path, **tight) as llm:
+            crowded = [tokens for tokens, _ in engine_logits(llm, prompts, output_tokens=24)]
+            preemptions = llm.engine.scheduler.num_preemptions
+        assert crowded == alone
+        assert preemptions > 0
+
+    def test_every_tensor_is_accounted_for(self, variant: str, tmp_path: Path) -> None:
+        with self.load(self.checkpoint(tmp_path, variant)) as llm:
+            report = llm.load_report
+        assert report.unaccounted() == []
+        assert {use.status for use in report.tensors.values()} <= {"loaded", "tied"}
+        assert {use.status for use in report.parameters.values()} <= {"loaded", "tied"}
