@@ -14,6 +14,9 @@ import psutil
 #: Instruction sets that decide how fast low precision is.
 _NOTABLE = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "bf16", "i8mm", "sve")
 
+#: What a measurement depends on.
+_MEASURED = ("core", "backends", "plugins", "benchmarks")
+
 
 def facts() -> dict[str, Any]:
     """Date, commit, and the machine: model and number of its cores, memory, what else runs."""
@@ -58,7 +61,7 @@ def commit() -> str:
         return done.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "core", "backends", "plugins")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -50,7 +50,7 @@ class Worker:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.name = spec.name
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close()
         # A process group of its own, so that children of the engine are paused and ended with it.
         self._process = subprocess.Popen(
             spec.command(),

@@ -46,7 +46,7 @@ def compare(plan: Plan, say: Say) -> dict[str, Any]:
     """
     result: dict[str, Any] = {"rounds": plan.rounds, "seed": plan.seed, "baseline": plan.baseline}
     if plan.start:
-        result["start"] = compare_starts(plan, say)
+        result |= compare_starts(plan, say)
     if plan.shapes:
         result |= compare_shapes(plan, say)
     return result
@@ -68,9 +68,7 @@ def compare_shapes(plan: Plan, say: Say) -> dict[str, Any]:
     return {"engines": facts, "shapes": shapes, "idle_cpu_share": round(idle.share, 4)}
 
 
-def measure_shape(
-    plan: Plan, shape: Shape, workers: Mapping[str, Worker], idle: IdleWatch, say: Say
-) -> dict[str, Any]:
+def measure_shape(plan: Plan, shape: Shape, workers: Mapping[str, Worker], idle: IdleWatch, say: Say) -> dict[str, Any]:
     """Rounds of one shape, after one that is not counted (compilation, caches, memory taken for the first time)."""
     runs: dict[str, list[Run]] = {name: [] for name in workers}
     for number in range(plan.rounds + 1):
@@ -93,25 +91,30 @@ def measure_shape(
 def compare_starts(plan: Plan, say: Say) -> dict[str, Any]:
     """Seconds from the start of a fresh process to its first token, text in; the first round is not counted."""
     seconds: dict[str, list[float]] = {spec.name: [] for spec in plan.engines}
+    facts: dict[str, Any] = {}
     for number in range(plan.rounds + 1):
         for spec in plan.engines:
-            seconds[spec.name].append(start_seconds(spec))
+            elapsed, facts[spec.name] = start_seconds(spec)
+            seconds[spec.name].append(elapsed)
         shown = ", ".join(f"{name} {values[-1]:.2f} s" for name, values in seconds.items())
         say(f"start {f'round {number}' if number else 'warm-up'}: {shown}")
     counted = {name: values[1:] for name, values in seconds.items()}
-    return {"unit": "s", "engines": summarize(counted, plan.baseline)}
+    return {"engines": facts, "start": {"unit": "s", "engines": summarize(counted, plan.baseline)}}
 
 
-def start_seconds(spec: EngineSpec) -> float:
-    """The request waits in the pipe from the start, so that nothing but the engine is waited for."""
+def start_seconds(spec: EngineSpec) -> tuple[float, dict[str, Any]]:
+    """That, and what the engine says of itself.
+
+    The request waits in the pipe from the beginning, so that nothing but the engine is waited for.
+    """
     start = time.perf_counter()
     with Worker(spec) as worker:
         worker.send(text=START_TEXT, max_tokens=1)
-        worker.answer()
+        facts = worker.answer()
         outputs = worker.answer()["outputs"]
         elapsed = time.perf_counter() - start
     check_lengths(outputs, 1, 1)
-    return elapsed
+    return elapsed, facts
 
 
 def summarize(values: Mapping[str, Sequence[float]], baseline: str) -> dict[str, Any]:

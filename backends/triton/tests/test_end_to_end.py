@@ -8,7 +8,7 @@ from modelbay import LLM, SamplingParams
 from modelbay_testing.tiny import tiny_checkpoint
 
 #: Alone, and beside others: decodes and chunks of prefill in one step.
-PROMPTS = [[5, 9, 77, 31] * 12, [1, 2, 3], list(range(40, 61))]
+PROMPTS = [[5, 9, 77, 31] * 10, [1, 2, 3], list(range(40, 50))]
 
 
 def generate(path, kernels, **options):
@@ -17,7 +17,7 @@ def generate(path, kernels, **options):
         str(path), kernels=kernels, dtype="float32", max_model_len=128, max_num_batched_tokens=32, device="auto",
         enable_prefix_caching=False, kv_cache_memory_bytes=4 << 20, **options,
     ) as llm:  # fmt: skip
-        sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=5, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=4, logprobs=5, ignore_eos=True)
         results = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], sampling, use_tqdm=False)
         return [result.outputs[0] for result in results], llm.resolution.trace
 

@@ -23,7 +23,9 @@ def apply_patches(raw: Mapping[str, Any], plugins: Plugins, trace: Trace) -> dic
     path = text_path(patched)
     if path:
         levels.append(inner_dict(patched, path))
-    for owned in plugins.all("config_patches"):
+    for name in plugins.names("config_patches"):
+        owned = plugins.get("config_patches", name)
+        assert owned is not None, "a name that is listed has an owner"
         for level in levels:
             _apply(owned.value, str(owned.owner), level, trace)
     for level in levels:

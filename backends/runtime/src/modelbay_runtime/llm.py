@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from modelbay.args import EngineArgs
-from modelbay.errors import UsageError
+from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution, resolve
 from modelbay.tokenizer import encode_chat, render_chat
 from modelbay.weights.accounting import LoadReport
@@ -38,6 +38,7 @@ class LLM:
         self.resolution: Resolution = resolve(model, **kwargs)
         self._engine: Engine | None = Engine(self.resolution)
         self._ids = itertools.count()
+        self._arrived: dict[str, RequestOutput] = {}
 
     @property
     def engine(self) -> Engine:
@@ -123,10 +124,13 @@ class LLM:
         request_id = str(next(self._ids))
         self.engine.add_request(request_id, prompt, sampling_params or SamplingParams(), stream=True)
         try:
-            while self.engine.has_request(request_id):
-                yield from (output for output in self.engine.step() if output.request_id == request_id)
+            finished = False
+            while not finished:
+                output = self._next([request_id])[0]
+                finished = output.finished
+                yield output
         finally:
-            self.engine.abort(request_id)
+            self._abort([request_id])
 
     def render(self, messages: Sequence[Message], **kwargs: Any) -> Prompt:
         """The prompt that a conversation becomes."""
@@ -171,15 +175,29 @@ class LLM:
                 engine.add_request(request_id, prompt, wanted)
             with progress_bar(len(prompts), "Requests", use_tqdm) as bar:
                 while len(done) < len(ids):
-                    for output in engine.step():
-                        if output.finished:
-                            done[output.request_id] = output
-                            bar.update()
+                    for output in self._next(ids):
+                        done[output.request_id] = output
+                        bar.update()
         finally:
             # After an error or Ctrl-C nothing of this call is left to run into the next one.
-            for request_id in ids:
-                engine.abort(request_id)
+            self._abort(ids)
         return [done[request_id] for request_id in ids]
+
+    def _next(self, ids: Sequence[str]) -> list[RequestOutput]:
+        """Step until some of these requests have outputs. Outputs of others wait for whoever asks for them: several
+        streams, and calls of `generate` between them, may take turns on one engine."""
+        while not any(request_id in self._arrived for request_id in ids):
+            if not any(self.engine.has_request(request_id) for request_id in ids):
+                raise EngineError(f"request {', '.join(ids)} was aborted.")
+            for output in self.engine.step():
+                self._arrived[output.request_id] = output
+        return [self._arrived.pop(request_id) for request_id in ids if request_id in self._arrived]
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        for request_id in ids:
+            self._arrived.pop(request_id, None)
+            if self._engine is not None:
+                self._engine.abort(request_id)
 
 
 def _signature() -> inspect.Signature:

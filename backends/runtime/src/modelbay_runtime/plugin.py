@@ -17,6 +17,7 @@ _REFERENCE = {
     "linear": "modelbay_runtime.kernels.ops:Linear",
     "attention.full": "modelbay_runtime.kernels.attention:attention",
     "attention.sliding": "modelbay_runtime.kernels.attention:attention",
+    "attention.encoder": "modelbay_runtime.kernels.encoder_attention:encoder_attention",
 }
 
 
@@ -39,6 +40,12 @@ def register_attention_kinds() -> list[AttentionKindSpec]:
         AttentionKindSpec(name="full", target=target, kv="modelbay_runtime.kv_spec:FullKV", summary="every token"),
         AttentionKindSpec(
             name="sliding", target=target, kv="modelbay_runtime.kv_spec:SlidingKV", summary="the last window of tokens"
+        ),
+        AttentionKindSpec(
+            name="encoder",
+            target="modelbay_runtime.kernels.encoder_attention:encoder_attention",
+            kv="modelbay_runtime.kv_spec:NoKV",
+            summary="every token of the sequence, both ways",
         ),
     ]
 

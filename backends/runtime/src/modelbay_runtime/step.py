@@ -14,8 +14,21 @@ import torch
 Value = TypeVar("Value")
 
 
+class _Scratch:
+    """What kernels derive from a step once and share between layers (index lists, masks)."""
+
+    __slots__ = ()
+    scratch: dict[Any, Any]
+
+    def cached(self, key: Any, compute: Callable[[], Value]) -> Value:
+        """The value of ``key``, computed by the first layer that asks."""
+        if key not in self.scratch:
+            self.scratch[key] = compute()
+        return self.scratch[key]
+
+
 @dataclass(slots=True)
-class KVGroupStep:
+class KVGroupStep(_Scratch):
     """The step as seen by the layers of one KV group, which share block tables.
 
     Attributes:
@@ -32,15 +45,9 @@ class KVGroupStep:
     block_size: int
     scratch: dict[Any, Any] = field(default_factory=dict)
 
-    def cached(self, key: Any, compute: Callable[[], Value]) -> Value:
-        """What a kernel derives from the tables once per step and shares between layers (index lists, masks)."""
-        if key not in self.scratch:
-            self.scratch[key] = compute()
-        return self.scratch[key]
-
 
 @dataclass(slots=True)
-class Step:
+class Step(_Scratch):
     """One forward pass.
 
     Attributes:

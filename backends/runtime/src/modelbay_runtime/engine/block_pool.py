@@ -75,3 +75,8 @@ class BlockPool:
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
             self._key_of[block] = key
+
+    def forget(self) -> None:
+        """No content is known any more; blocks that are held stay so."""
+        self._key_of.clear()
+        self._block_of.clear()

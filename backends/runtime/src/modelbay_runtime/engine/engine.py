@@ -56,15 +56,16 @@ class Engine:
         pool = BlockPool(budget.num_blocks)
         self.max_model_len = self._fit_length(layout, pool.num_usable)
         self.kv = KVManager(layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
-        cache = KVCache(layout, budget.num_blocks, context.dtype, context.device)
-        self.scheduler = Scheduler(self.kv, args.max_num_seqs, self._batched_tokens(), args.enable_chunked_prefill)
-        self.runner = Runner(built, self.kv, cache)
+        self.cache = KVCache(layout, budget.num_blocks, context.dtype, context.device)
+        batched_tokens = step_tokens(args, self.max_model_len)
+        self.scheduler = Scheduler(self.kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill)
+        self.runner = Runner(built, self.kv, self.cache)
         self.eos_token_ids = self._eos_token_ids()
         self.sampler = Sampler(config.vocab_size, context.device, args.seed)
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
         self.requests: dict[str, Request] = {}
         self._ordinals = itertools.count()
-        per_sequence = layout.blocks_for(self.max_model_len, self.scheduler.max_batched_tokens)
+        per_sequence = layout.blocks_for(self.max_model_len, batched_tokens)
         self._say_cache(budget.bytes, budget.source, per_sequence, pool.num_usable)
 
     # ---- what is fixed when the engine starts ----------------------------------------------------------------------
@@ -75,7 +76,7 @@ class Engine:
         length = config.max_model_len
 
         def blocks_for(tokens: int) -> int:
-            return layout.blocks_for(tokens, args.max_num_batched_tokens if args.enable_chunked_prefill else tokens)
+            return layout.blocks_for(tokens, step_tokens(args, tokens))
 
         if blocks_for(length) <= usable:
             return length
@@ -90,13 +91,6 @@ class Engine:
             low, high = (middle, high) if blocks_for(middle) <= usable else (low, middle - 1)
         trace.warn("engine", "max_model_len", low, f"the cache holds no more ({length} in the config)")
         return low
-
-    def _batched_tokens(self) -> int:
-        """Tokens of a step: a whole prompt must fit where prompts may not be split."""
-        args = self.resolution.args
-        if args.enable_chunked_prefill:
-            return args.max_num_batched_tokens
-        return max(args.max_num_batched_tokens, self.max_model_len)
 
     def _eos_token_ids(self) -> frozenset[int]:
         """The union of what config, generation_config and tokenizer call the end (BEHAVIOUR C10)."""
@@ -165,12 +159,25 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one batch; the outputs of requests that finished, and of streaming ones that grew.
 
+        Whatever is raised, requests that the caller does not abort go on with the next step.
+
         Raises:
             EngineError: logits that are no numbers, or a cache too small for one sequence.
         """
         scheduled = self.scheduler.schedule()
         if not scheduled:
             return []
+        try:
+            return self._compute(scheduled)
+        except BaseException as error:
+            self.scheduler.start_over()
+            if isinstance(error, EngineError):
+                # Rows that are no numbers would spread: zero times NaN is NaN, so that even a masked key is felt.
+                self.kv.pool.forget()
+                self.cache.clear()
+            raise
+
+    def _compute(self, scheduled: list[Scheduled]) -> list[RequestOutput]:
         for item in scheduled:
             self.requests[item.sequence.request_id].mark_scheduled()
         output = self.runner.run(scheduled)

@@ -16,8 +16,15 @@ class KVCache:
     """
 
     def __init__(self, layout: CacheLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.tensors = [_zeros(num_blocks * layout.page, dtype, device) for _ in range(layout.tensors)]
-        self.views: dict[int, torch.Tensor] = {}
+        self._layout, self._num_blocks, self._dtype, self._device = layout, num_blocks, dtype, device
+        self.clear()
+
+    def clear(self) -> None:
+        """Zeros everywhere, in new tensors: on a CPU, pages that were never used still take no memory then."""
+        layout, num_blocks = self._layout, self._num_blocks
+        self.tensors: list[torch.Tensor] = []
+        self.views: dict[int, torch.Tensor] = {}  # the old tensors are free before the new ones are made
+        self.tensors = [_zeros(num_blocks * layout.page, self._dtype, self._device) for _ in range(layout.tensors)]
         for group in layout.groups:
             for position, layer in enumerate(group.layers):
                 pages = self.tensors[position].view(num_blocks, -1)

@@ -151,6 +151,9 @@ class KVManager:
         for holding in self._holdings.pop(sequence):
             # Last blocks first: the beginning of a prompt is what others are likely to share.
             self.pool.release(reversed(holding.blocks[holding.first :]))
+        for table in self._tables:
+            # Whoever is padded with the rest of this row must not read blocks that are another's by then.
+            table[sequence.slot] = NULL_BLOCK
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 

@@ -51,14 +51,15 @@ def _cgroup_free() -> float:
     return float("inf")
 
 
-def step_tokens(args: EngineArgs, length: int) -> int:
-    """Most tokens of one sequence of this length that a step computes."""
-    return min(length, args.max_num_batched_tokens) if args.enable_chunked_prefill else length
+def step_tokens(args: EngineArgs, max_model_len: int) -> int:
+    """Most tokens that a step computes: a whole prompt must fit where prompts may not be split."""
+    wanted = args.max_num_batched_tokens
+    return wanted if args.enable_chunked_prefill else max(wanted, max_model_len)
 
 
 def step_bytes(config: ModelConfig, args: EngineArgs, itemsize: int) -> int:
     """An upper estimate of one step's activations: the widest layer's tensors, and float32 logits twice."""
-    tokens = args.max_num_batched_tokens
+    tokens = step_tokens(args, config.max_model_len)
     width = 4 * config.hidden_size + 3 * (config.intermediate_size or 4 * config.hidden_size)
     width += 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_size
     return tokens * width * itemsize + args.max_num_seqs * config.vocab_size * 8
@@ -75,7 +76,7 @@ def plan_cache(
     block_bytes = layout.page_elements() * itemsize
     if not block_bytes:
         return CacheBudget(1, 0, "no layer keeps anything")
-    useful = layout.blocks_for(max_model_len, args.max_num_batched_tokens) * args.max_num_seqs + 1
+    useful = layout.blocks_for(max_model_len, step_tokens(args, max_model_len)) * args.max_num_seqs + 1
     if args.kv_cache_memory_bytes is not None:
         budget, source = args.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:

@@ -139,6 +139,11 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
+    def start_over(self) -> None:
+        """Preempt everything, the first arrival in front: a step was cut short, and what it wrote is not known."""
+        for sequence in list(reversed(self.running)):
+            self.preempt(sequence)
+
     def finish(self, sequence: Sequence) -> None:
         """The sequence is done, by itself or because the caller does not want it any more."""
         if sequence.status is Status.RUNNING:

@@ -28,6 +28,13 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
 
+    def split_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[b, L, row] -> keys [b, K, L, D], values [b, K, L, E], as views."""
+        split = self.num_kv_heads * self.head_size
+        keys = rows[..., :split].unflatten(-1, (self.num_kv_heads, self.head_size)).transpose(1, 2)
+        values = rows[..., split:].unflatten(-1, (self.num_kv_heads, self.v_head_size)).transpose(1, 2)
+        return keys, values
+
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
@@ -64,7 +71,7 @@ def attention(
         plans = group.cached(("decode", spec.window, q.dtype), lambda: _plan_decodes(step, group, spec, q.dtype))
         for plan in plans:
             out[plan.rows] = _decode(q[plan.rows], cache, plan, spec, sinks)
-    for first, count in step.scratch.setdefault("prefills", _plan_prefills(step)):
+    for first, count in step.cached("prefills", lambda: _plan_prefills(step)):
         _prefill(out, q, rows, cache, step, group, spec, sinks, first, count)
     return out
 
@@ -106,19 +113,11 @@ def _plan_one(
     return _Decodes(slice(0, len(members)) if everyone else index, len(members), blocks, longest, mask)
 
 
-def _keys_values(gathered: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, L, row] -> keys [b, K, L, D], values [b, K, L, E], as views."""
-    split = spec.num_kv_heads * spec.head_size
-    keys = gathered[..., :split].unflatten(-1, (spec.num_kv_heads, spec.head_size)).transpose(1, 2)
-    values = gathered[..., split:].unflatten(-1, (spec.num_kv_heads, spec.v_head_size)).transpose(1, 2)
-    return keys, values
-
-
 def _decode(
     q: torch.Tensor, cache: torch.Tensor, plan: _Decodes, spec: AttentionSpec, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     gathered = cache.index_select(0, plan.blocks).view(plan.count, -1, cache.shape[-1])[:, : plan.length]
-    keys, values = _keys_values(gathered, spec)
+    keys, values = spec.split_rows(gathered)
     # The G query heads of one kv head stand where several queries would: keys are read once and never repeated.
     grouped = q.unflatten(1, (spec.num_kv_heads, -1))  # [b, K, G, D]
     if spec.softcap is None and sinks is None:
@@ -165,7 +164,7 @@ def _prefill(
         start = group.cached("first_position", group.first_position.tolist)[first]
         blocks = group.block_tables[first, : -(-(context - start) // group.block_size)]
         gathered = cache.index_select(0, blocks).view(1, -1, cache.shape[-1])[:, : context - start]
-    keys, values = _keys_values(gathered, spec)
+    keys, values = spec.split_rows(gathered)
     queries = q[tokens].unflatten(0, (count, length)).transpose(1, 2)  # [b, N, t, D]
     causal = length == context and (spec.window is None or length <= spec.window)
     mask = None
@@ -173,16 +172,32 @@ def _prefill(
         key = ("mask", first, spec.window, q.dtype)
         mask = group.cached(key, lambda: causal_mask(length, context, start, spec.window, q.dtype, q.device))
         causal = False
+    result = attend_rectangle(queries, keys, values, mask, causal, spec, sinks)
+    out[tokens] = result.transpose(1, 2).flatten(0, 1)
+
+
+def attend_rectangle(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Queries [b, N, t, D] over keys [b, K, L, D] and values [b, K, L, E] -> [b, N, t, E].
+
+    ``causal`` stands for a mask, and is not used together with one, soft-cap or sinks.
+    """
     if spec.softcap is None and sinks is None:
-        result = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=True
         )
-    else:
-        groups = spec.num_heads // spec.num_kv_heads
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-        heads = None if sinks is None else sinks.view(-1, 1, 1)
-        result = _attend(queries, keys, values, mask, spec, heads)
-    out[tokens] = result.transpose(1, 2).flatten(0, 1)
+    assert not causal, "attention written out takes its mask as a tensor"
+    groups = spec.num_heads // spec.num_kv_heads
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    heads = None if sinks is None else sinks.view(-1, 1, 1)
+    return _attend(queries, keys, values, mask, spec, heads)
 
 
 def causal_mask(

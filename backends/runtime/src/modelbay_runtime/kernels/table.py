@@ -66,13 +66,17 @@ class KernelTable:
             raise UsageError(f"no installed plugin offers the op {op!r}; known ops: {known}.")
         forced = self._attention if op.startswith("attention.") else self._kernels
         full_facts = {**facts, "dtype": self.dtype, "device": self.device.type}
-        fitting, rejected = [], []
+        fitting: list[Owned[KernelSpec]] = []
+        reasons: dict[str, list[str]] = {}
         for owned in sorted(specs, key=lambda owned: (-owned.value.priority, owned.value.set)):
             reason = self._why_not(owned.value, full_facts)
             if reason is None:
                 fitting.append(owned)
             else:
-                rejected.append(Rejected(owned.value.set, reason))
+                reasons.setdefault(owned.value.set, []).append(reason)
+        # A set may offer an op more than once (compiled, interpreted): it is out only if all of them are.
+        sets = {owned.value.set for owned in fitting}
+        rejected = [Rejected(name, "; ".join(whys)) for name, whys in reasons.items() if name not in sets]
         chosen = self._choose(op, fitting, rejected, forced, {owned.value.set for owned in specs})
         self._record(op, chosen, fitting, rejected, forced, facts.get("layer"))
         return load_target(chosen.value.target)
@@ -100,8 +104,8 @@ class KernelTable:
         if forced != "auto":  # the forced set lacks this op: the reference, not some third set
             candidates = [owned for owned in fitting if owned.value.set == REFERENCE] or fitting
         if not candidates:
-            reasons = "; ".join(f"{item.option}: {item.reason}" for item in rejected)
-            raise UsageError(f"no kernel serves {op} here ({reasons}).")
+            why = "; ".join(f"{item.option}: {item.reason}" for item in rejected)
+            raise UsageError(f"no kernel serves {op} here ({why}).")
         return candidates[0]
 
     def _record(

@@ -8,17 +8,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from modelbay_runtime.api import BuildContext, FullKV, KVSpec, SlidingKV, Step
+from modelbay_runtime.api import BuildContext, FullKV, KVSpec, NoKV, SlidingKV, Step
 from modelbay_runtime.kernels.attention import AttentionSpec
 from modelbay_runtime.layers.linear import Linear, PackedLinear
 
 
 class Attention(nn.Module):
-    """One paged attention layer of kind "full" or "sliding": writes new rows, attends, returns [T, N * E].
+    """One attention layer: "full" or "sliding" over the paged cache, or "encoder" without one; returns [T, N * E].
 
     Args:
         layer: index that tells this layer's cache from others'.
-        window: keys a query sees, itself included; makes the layer "sliding".
+        window: keys a query sees, itself included; makes the layer "sliding". An encoder's looks both ways.
+        causal: False makes it an encoder's layer, which keeps nothing.
         sinks: [N] parameter, or None.
     """
 
@@ -35,24 +36,30 @@ class Attention(nn.Module):
         window: int | None = None,
         softcap: float | None = None,
         sinks: nn.Parameter | None = None,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         v_head_size = v_head_size or head_size
         self.layer = layer
         self.sinks = sinks
         self.spec = AttentionSpec(num_heads, num_kv_heads, head_size, v_head_size, scale, window, softcap)
-        self.kv_spec: KVSpec = FullKV(num_kv_heads, head_size, v_head_size)
-        if window is not None:
-            self.kv_spec = SlidingKV(num_kv_heads, head_size, v_head_size, window)
-        self.write = build.op("write_cache")
+        self.kv_spec: KVSpec = NoKV()
+        kind = "encoder"
+        if causal and window is None:
+            self.kv_spec, kind = FullKV(num_kv_heads, head_size, v_head_size), "full"
+        elif causal and window is not None:
+            self.kv_spec, kind = SlidingKV(num_kv_heads, head_size, v_head_size, window), "sliding"
+        self.write = build.op("write_cache") if causal else None
         self.attend = build.op(
-            "attention.full" if window is None else "attention.sliding",
+            f"attention.{kind}",
             layer=layer, head_size=head_size, v_head_size=v_head_size, num_heads=num_heads, num_kv_heads=num_kv_heads,
             window=window, softcap=softcap, sinks=sinks is not None,
         )  # fmt: skip
 
     def forward(self, q: torch.Tensor, rows: torch.Tensor, step: Step) -> torch.Tensor:
         """q: [T, N, D]; rows: [T, K * (D + E)], keys then values -> [T, N * E]."""
+        if self.write is None:
+            return self.attend(q, rows, None, step, None, self.spec, self.sinks).flatten(1)
         cache, group = step.caches[self.layer], step.groups[self.layer]
         self.write(rows, cache, group.slots)
         return self.attend(q, rows, cache, step, group, self.spec, self.sinks).flatten(1)

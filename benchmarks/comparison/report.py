@@ -1,0 +1,134 @@
+"""Results as Markdown: one section of docs/benchmarks.md for each file in benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN = "<!-- generated from benchmarks/results: run `python benchmarks/compare.py --render` -->"
+END = "<!-- end of the generated part -->"
+
+
+def write_result(result: Mapping[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def update_page(page: Path = PAGE, results: Path = RESULTS) -> None:
+    """Replace the generated part of the page; what people wrote around it stays."""
+    page.write_text(page_with(page.read_text(encoding="utf-8"), render_all(results)), encoding="utf-8")
+
+
+def page_with(page: str, generated: str) -> str:
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{generated}\n\n{END}{after}"
+
+
+def render_all(results: Path = RESULTS) -> str:
+    """Every result, by the name of its file."""
+    paths = sorted(results.glob("*.json"))
+    if not paths:
+        return "No result has been recorded yet."
+    return "\n\n".join(render(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in paths)
+
+
+def render(name: str, result: Mapping[str, Any]) -> str:
+    """One section: what was measured, its tables, and where."""
+    body = _loading(result) if result["kind"] == "loading" else _comparison(result)
+    return "\n\n".join([f"## {name}", _subject(result), *body, _place(result)])
+
+
+def _subject(result: Mapping[str, Any]) -> str:
+    size = f"{result['model']['bytes'] / 1e6:,.1f} MB of parameters"
+    return f"{result['model']['architecture']}, {result['dtype']}, {size}. Rounds: {result['rounds']}."
+
+
+def _comparison(result: Mapping[str, Any]) -> Iterator[str]:
+    baseline = result["baseline"]
+    if shapes := result.get("shapes"):
+        engines = list(shapes[0]["engines"])
+        yield f"Speed as a ratio to `{baseline}`: the median of the rounds (lowest to highest). More is better."
+        yield _table(["shape", *_code(engines)], ([_code([s["shape"]])[0], *_ratios(s, engines)] for s in shapes))
+        yield "Tokens per second in that run (medians):"
+        yield _table(["shape", *_code(engines), "counted"], ([s["shape"], *_medians(s, engines)] for s in shapes))
+        agreement = "; ".join(f"`{e}` {_agreement(shapes, e):.0%}" for e in engines if e != baseline)
+        if agreement:
+            yield f"First output tokens that equal those of `{baseline}`: {agreement}."
+    if start := result.get("start"):
+        engines = list(start["engines"])
+        yield f"From the start of a process to its first token, as a ratio to `{baseline}`. Less is better."
+        rows = [["ratio", *_ratios(start, engines)], ["seconds", *_medians(start, engines)[:-1]]]
+        yield _table(["start", *_code(engines)], rows)
+
+
+def _loading(result: Mapping[str, Any]) -> Iterator[str]:
+    loaders = result["loaders"]
+    yield (
+        f"Loading from warm files, as a ratio to `{result['baseline']}` (less is better), and the peak of resident "
+        "memory above what the process had before, over the bytes of the parameters."
+    )
+    rows = (
+        [_code([name])[0], _ratio(one["ratio"]), f"{one['median']:.2f}", _ratio(one["peak"])]
+        for name, one in loaders.items()
+    )
+    yield _table(["loader", "time, ratio", "time, s", "peak memory / parameters"], rows)
+    yield (
+        f"The limit for `modelbay`: 1.15 × the parameters and one largest tensor, here {result['limit']:.2f} × "
+        "the parameters."
+    )
+
+
+def _place(result: Mapping[str, Any]) -> str:
+    machine = result["machine"]
+    versions = "; ".join(_engine(name, about) for name, about in result.get("engines", {}).items())
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB"
+    if machine["instructions"]:
+        where += f" ({', '.join(machine['instructions'])})"
+    sentence = f"Measured {result['date']} at `{_short(result['commit'])}` on {where}."
+    return f"{sentence} Engines: {versions}." if versions else sentence
+
+
+def _engine(name: str, about: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{library} {version}" for library, version in about["versions"].items())
+    return f"`{name}` with {about['threads']} threads, {versions}"
+
+
+def _short(commit: str) -> str:
+    number, plus, changes = commit.partition("+")
+    return number[:12] + plus + changes
+
+
+def _ratios(measured: Mapping[str, Any], engines: Sequence[str]) -> list[str]:
+    return [_ratio(measured["engines"][engine]["ratio"]) for engine in engines]
+
+
+def _ratio(spread: Mapping[str, Any]) -> str:
+    if spread["min"] == spread["max"]:
+        return f"{spread['median']:.2f}"
+    return f"**{spread['median']:.2f}** ({spread['min']:.2f} to {spread['max']:.2f})"
+
+
+def _medians(measured: Mapping[str, Any], engines: Sequence[str]) -> list[str]:
+    values = [measured["engines"][engine]["median"] for engine in engines]
+    return [*(f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values), measured["unit"]]
+
+
+def _agreement(shapes: Sequence[Mapping[str, Any]], engine: str) -> float:
+    return min(shape["engines"][engine]["first_token_agreement"] for shape in shapes)
+
+
+def _code(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
+
+
+def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
