@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 QWEN2_HALF_BILLION = {
     "vocab_size": 151936,
@@ -20,7 +21,16 @@ QWEN2_HALF_BILLION = {
 }
 
 
-def make_qwen2(folder: Path, *, seed: int = 0, **overrides: object) -> Path:
+def qwen2_config(**overrides: Any) -> Any:
+    """Transformers' config of the 0.5B model, with other values where they are given."""
+    from transformers import Qwen2Config
+
+    values = {**QWEN2_HALF_BILLION, **overrides}
+    rope = {"rope_type": "default", "rope_theta": values.pop("rope_theta")}
+    return Qwen2Config(**values, rope_parameters=rope, dtype="bfloat16")
+
+
+def make_qwen2(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Save a random bfloat16 Qwen2ForCausalLM of the 0.5B model's shape, with a small tokenizer.
 
     Args:
@@ -31,19 +41,16 @@ def make_qwen2(folder: Path, *, seed: int = 0, **overrides: object) -> Path:
         FileExistsError: there is something in ``folder``.
     """
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     from modelbay_testing.tiny import tiny_tokenizer
 
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty")
-    values = {**QWEN2_HALF_BILLION, **overrides}
-    theta = values.pop("rope_theta")
-    config = Qwen2Config(**values, rope_parameters={"rope_type": "default", "rope_theta": theta}, dtype="bfloat16")
+    config = qwen2_config(**overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tiny_tokenizer(folder, add_bos=False, model_max_length=values["max_position_embeddings"])
-    # The tokenizer's own ends of text are not the model's; nothing is read from it but a few words.
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": values["eos_token_id"]}) + "\n")
+    tiny_tokenizer(folder, add_bos=False, model_max_length=config.max_position_embeddings)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config.eos_token_id}) + "\n")
     return folder

@@ -38,7 +38,8 @@ def facts() -> dict[str, Any]:
 
 def cpu() -> tuple[str, set[str]]:
     """The CPU's name and its instruction sets, as the kernel has them."""
-    model, flags = platform.processor() or platform.machine(), set()
+    model = platform.processor() or platform.machine()
+    flags: set[str] = set()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -51,17 +51,7 @@ class Worker:
     def __init__(self, spec: EngineSpec) -> None:
         self.name = spec.name
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close()
-        # A process group of its own, so that children of the engine are paused and ended with it.
-        self._process = subprocess.Popen(
-            spec.command(),
-            env=spec.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            encoding="utf-8",
-            process_group=0,
-        )
+        self._process = self._start(spec)
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -124,6 +114,22 @@ class Worker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _start(self, spec: EngineSpec) -> subprocess.Popen[str]:
+        try:
+            return subprocess.Popen(
+                spec.command(),
+                env=spec.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                encoding="utf-8",
+                process_group=0,  # of its own, so that what the engine starts is paused and ended with it
+            )
+        except OSError as error:
+            self._log.close()
+            raise EngineError(f"engine {spec.name}: {spec.python}: {error.strerror}.") from error
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -140,8 +140,12 @@ class LLM:
         return Prompt(encode_chat(self.engine.tokenizer, text), text)
 
     def apply_model(self, fn: Callable[[Any], Result]) -> list[Result]:
-        """Run ``fn`` on the module in every worker: one result for each."""
-        return [fn(self.engine.model)]
+        """Run ``fn`` on the module in every worker: one result for each. What the prefix cache holds is forgotten,
+        since ``fn`` may have changed the weights it was computed with."""
+        try:
+            return [fn(self.engine.model)]
+        finally:
+            self.engine.kv.pool.forget()
 
     def close(self) -> None:
         """Give the model's memory back. Idempotent."""

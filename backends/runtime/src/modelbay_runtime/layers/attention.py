@@ -20,7 +20,7 @@ class Attention(nn.Module):
         layer: index that tells this layer's cache from others'.
         window: keys a query sees, itself included; makes the layer "sliding". An encoder's looks both ways.
         causal: False makes it an encoder's layer, which keeps nothing.
-        sinks: [N] parameter, or None.
+        has_sinks: whether `forward` is given sinks.
     """
 
     def __init__(
@@ -35,13 +35,12 @@ class Attention(nn.Module):
         v_head_size: int | None = None,
         window: int | None = None,
         softcap: float | None = None,
-        sinks: nn.Parameter | None = None,
+        has_sinks: bool = False,
         causal: bool = True,
     ) -> None:
         super().__init__()
         v_head_size = v_head_size or head_size
         self.layer = layer
-        self.sinks = sinks
         self.spec = AttentionSpec(num_heads, num_kv_heads, head_size, v_head_size, scale, window, softcap)
         self.kv_spec: KVSpec = NoKV()
         kind = "encoder"
@@ -53,16 +52,18 @@ class Attention(nn.Module):
         self.attend = build.op(
             f"attention.{kind}",
             layer=layer, head_size=head_size, v_head_size=v_head_size, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            window=window, softcap=softcap, sinks=sinks is not None,
+            window=window, softcap=softcap, sinks=has_sinks,
         )  # fmt: skip
 
-    def forward(self, q: torch.Tensor, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """q: [T, N, D]; rows: [T, K * (D + E)], keys then values -> [T, N * E]."""
+    def forward(
+        self, q: torch.Tensor, rows: torch.Tensor, step: Step, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """q: [T, N, D]; rows: [T, K * (D + E)], keys then values; sinks: [N] or None -> [T, N * E]."""
         if self.write is None:
-            return self.attend(q, rows, None, step, None, self.spec, self.sinks).flatten(1)
+            return self.attend(q, rows, None, step, None, self.spec, sinks).flatten(1)
         cache, group = step.caches[self.layer], step.groups[self.layer]
         self.write(rows, cache, group.slots)
-        return self.attend(q, rows, cache, step, group, self.spec, self.sinks).flatten(1)
+        return self.attend(q, rows, cache, step, group, self.spec, sinks).flatten(1)
 
 
 class SelfAttention(nn.Module):

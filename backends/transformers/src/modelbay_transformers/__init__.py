@@ -1,0 +1,1 @@
+"""The Transformers modelling backend of Modelbay."""

@@ -1,0 +1,141 @@
+"""From Transformers' classes to a module that follows the model contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from modelbay.config import ModelConfig
+from modelbay.errors import BackendError
+from modelbay.resolve import Resolution
+from modelbay.trace import Trace
+from modelbay_runtime.api import BuildContext
+from modelbay_runtime.layers.embedding import Head
+from modelbay_transformers import dispatch
+from modelbay_transformers.attention import ServedAttention, StepHolder
+from modelbay_transformers.classes import ModelClasses
+from modelbay_transformers.meta import build_on_meta
+from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
+from modelbay_transformers.probe import ProbeResult, probe
+from modelbay_transformers.surgery import replace_head, replace_linears
+
+
+def assemble(classes: ModelClasses, resolution: Resolution, build: BuildContext) -> nn.Module:
+    """Build, probe, attach attention, replace linears, wrap.
+
+    Raises:
+        BackendError: the rule that the model breaks.
+    """
+    dispatch.register()
+    outer_class = classes.head or classes.base
+    _check_class(outer_class)
+    outer = build_on_meta(outer_class, classes.config, dispatch.ATTENTION, build.dtype)
+    prefix = _prefix(outer) if classes.head else ""
+    base = outer.get_submodule(prefix) if prefix else outer
+    found = probe(base, layer_count=None)
+    _check_causality(found, resolution)
+    holder = StepHolder()
+    layers = [ServedAttention(build, facts, holder) for facts in found.attention]
+    for layer in layers:
+        dispatch.attach(layer.facts.module, layer)
+    replaced = replace_linears(build, base, found.linears)
+    module = _wrap(outer, base, prefix, layers, holder, resolution, build)
+    _say(resolution.trace, classes, outer_class, module, found, replaced)
+    return module
+
+
+def _check_class(model_class: Any) -> None:
+    can = getattr(model_class, "_can_set_attn_implementation", None)
+    if can is None:
+        raise BackendError(f"{model_class.__name__} is no PreTrainedModel, so its attention cannot be set.")
+    if not can():
+        raise BackendError(
+            f"{model_class.__name__} does not let its attention be set (_can_set_attn_implementation() is False): "
+            "it does not attend through ALL_ATTENTION_FUNCTIONS."
+        )
+
+
+def _prefix(outer: nn.Module) -> str:
+    prefix = getattr(outer, "base_model_prefix", "")
+    if not prefix or prefix not in outer._modules:
+        raise BackendError(f"{type(outer).__name__} has no base model under its base_model_prefix ({prefix!r}).")
+    return prefix
+
+
+def _check_causality(found: ProbeResult, resolution: Resolution) -> None:
+    causal = found.attention[0].causal
+    if resolution.task == "generate" and not causal:
+        raise BackendError(
+            f"{resolution.architecture} attends both ways (is_causal = False), so it cannot generate.",
+            hint="Run it with runner='pooling'.",
+        )
+
+
+def _wrap(
+    outer: nn.Module,
+    base: nn.Module,
+    prefix: str,
+    layers: list[ServedAttention],
+    holder: StepHolder,
+    resolution: Resolution,
+    build: BuildContext,
+) -> TransformersModel:
+    config = resolution.config
+    offset = position_offset(base)
+    if prefix:
+        _replace_head(outer, prefix, config, build)
+        return TransformersForCausalLM(outer, prefix, layers, holder, position_offset=offset)
+    if resolution.task != "generate":
+        return TransformersModel(base, layers, holder, position_offset=offset)
+    embedding = next((name for name, module in base.named_modules() if module is base.get_input_embeddings()), None)
+    tied_to = f"model.{embedding}.weight" if config.tie_word_embeddings and embedding else None
+    head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
+    scale, softcap = logit_factors(config)
+    return TransformersWithHead(base, head, scale, layers, holder, softcap, position_offset=offset)
+
+
+def _replace_head(outer: nn.Module, prefix: str, config: ModelConfig, build: BuildContext) -> None:
+    head = outer.get_output_embeddings()
+    name = next((name for name, module in outer.named_modules() if module is head), None)
+    if type(head) is not nn.Linear or name is None or head.weight.dtype != build.dtype:
+        return
+    tied_to = None
+    embedding = outer.get_input_embeddings()
+    if config.tie_word_embeddings and embedding is not None:
+        tied_to = next((f"{n}.weight" for n, module in outer.named_modules() if module is embedding), None)
+    replace_head(build, outer, name, tied_to)
+
+
+def logit_factors(config: ModelConfig) -> tuple[float, float | None]:
+    """(factor, soft-cap) of the logits, from the keys under which models keep what their head does (BEHAVIOUR X8)."""
+    factor = float(config.get("logit_scale", 1.0)) / float(config.get("logits_scaling", 1.0))
+    softcap = config.get("final_logit_softcapping")
+    return factor, None if softcap is None else float(softcap)
+
+
+def position_offset(base: nn.Module) -> int:
+    """RoBERTa and its descendants number positions from the padding index on."""
+    for module in base.modules():
+        if hasattr(module, "create_position_ids_from_input_ids") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def _say(
+    trace: Trace, classes: ModelClasses, outer_class: Any, module: nn.Module, found: ProbeResult, replaced: int
+) -> None:
+    trace.decide("build", "model class", type(module).__name__, f"around {outer_class.__name__} of {classes.source}")
+    kinds: dict[Mapping[str, Any], int] = {}
+    for facts in found.attention:
+        heads = f"{facts.num_heads}/{facts.num_kv_heads} heads of {facts.head_size}"
+        parts = [heads, "causal" if facts.causal else "bidirectional", f"scaling {facts.scaling:.6g}"]
+        parts += [f"window {facts.window}"] if facts.window else []
+        parts += [f"soft-cap {facts.softcap:g}"] if facts.softcap else []
+        parts += ["sinks"] if facts.sinks else []
+        key = ", ".join(parts)
+        kinds[key] = kinds.get(key, 0) + 1  # type: ignore[index]
+    for key, count in kinds.items():
+        trace.decide("build", "attention", f"{count} layers: {key}", "probe: one forward on meta")
+    trace.decide("build", "linears", f"{replaced} replaced by the runtime's", "probe: called through their forward")

@@ -1,0 +1,70 @@
+"""The backend: assess from names alone, build on meta, probe, and wrap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelbay.backends import Verdict
+from modelbay.errors import BackendError, ModelbayError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from modelbay.args import EngineArgs
+    from modelbay.config import ModelConfig
+    from modelbay.plugins import Plugins
+    from modelbay.resolve import Resolution
+    from modelbay.source import ModelFiles
+    from modelbay.specs import ArchSpec
+    from modelbay.trace import Trace
+    from modelbay_runtime.api import BuildContext
+    from modelbay_transformers.classes import ModelClasses
+    from modelbay_transformers.probe import ProbeResult
+
+
+class TransformersBackend:
+    """See `modelbay.backends.ModelingBackend`."""
+
+    def assess(
+        self, files: ModelFiles, config: ModelConfig, arch: ArchSpec | None, args: EngineArgs, plugins: Plugins
+    ) -> Verdict:
+        """From what the config names alone; whether the model's code is compatible is for `build` to probe."""
+        if config.raw.get("is_encoder_decoder"):
+            return Verdict(False, "encoder-decoder models are not served")
+        if known_to_transformers(config.model_type):
+            return Verdict(True, f"Transformers has model_type {config.model_type}")
+        auto_map = config.raw.get("auto_map") or {}
+        if "AutoModel" not in auto_map:
+            return Verdict(False, f"Transformers has no model_type {config.model_type}, and there is no auto_map.AutoModel")
+        if not args.trust_remote_code:
+            return Verdict(False, "auto_map.AutoModel is code of the repository: it needs --trust-remote-code")
+        return Verdict(True, f"auto_map.AutoModel is {auto_map['AutoModel']}")
+
+    def build(self, resolution: Resolution, build: BuildContext) -> nn.Module:
+        """The wrapped module, parameters on meta.
+
+        Raises:
+            BackendError: the rule that the model breaks, with the module that breaks it.
+        """
+        from modelbay_transformers.assemble import assemble
+        from modelbay_transformers.classes import find_classes
+
+        try:
+            return assemble(find_classes(resolution), resolution, build)
+        except ModelbayError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise BackendError(f"{resolution.architecture} raised {type(error).__name__} while it was built: {text}") from error
+
+    def dry_run(self, resolution: Resolution) -> None:
+        from modelbay_runtime.build import build_model
+
+        build_model(resolution)
+
+
+def known_to_transformers(model_type: str) -> bool:
+    """Whether Transformers has a base model for this model type (table of names; no torch)."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES

@@ -1,0 +1,95 @@
+"""Which classes of Transformers (or of the model's repository) make up a model, and the config they are built from."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from modelbay.config import ModelConfig
+from modelbay.errors import BackendError
+from modelbay.resolve import Resolution
+from modelbay.trust import load_remote_class
+
+
+@dataclass(frozen=True, slots=True)
+class ModelClasses:
+    """``base`` computes hidden states. ``head``, if there is one, is the class around it that computes logits."""
+
+    config: Any
+    base: type
+    head: type | None
+    source: str
+
+
+def find_classes(resolution: Resolution) -> ModelClasses:
+    """The classes for a resolved model.
+
+    Raises:
+        BackendError: neither Transformers nor ``auto_map`` has a base model for it.
+        TrustError: only the repository's own code has, and it is not trusted.
+    """
+    config = own_config(resolution.config)
+    base = _transformers_base(config)
+    if base is not None:
+        head = _transformers_head(resolution) if resolution.task == "generate" else None
+        return ModelClasses(config, base, head, "Transformers")
+    auto_map = resolution.config.raw.get("auto_map") or {}
+    if "AutoModel" not in auto_map:
+        raise BackendError(
+            f"Transformers has no base model for model_type {resolution.config.model_type!r}, and the config has no "
+            "auto_map.AutoModel.",
+            hint="A custom model names its base model class there (MyModel, not MyModelForCausalLM).",
+        )
+    base = _remote(resolution, auto_map["AutoModel"], "model class")
+    head = None
+    if resolution.task == "generate" and "AutoModelForCausalLM" in auto_map:
+        head = _remote(resolution, auto_map["AutoModelForCausalLM"], "model class with a head")
+    return ModelClasses(config, base, head, f"auto_map.AutoModel = {auto_map['AutoModel']}")
+
+
+def own_config(config: ModelConfig) -> Any:
+    """A Transformers config object that belongs to one instance: the attention implementation is set on it."""
+    from transformers import PretrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if isinstance(config.hf, PretrainedConfig):
+        found = copy.deepcopy(config.hf)
+    elif config.model_type in CONFIG_MAPPING:
+        raw = {key: value for key, value in config.raw.items() if key != "quantization_config"}
+        found = CONFIG_MAPPING[config.model_type].from_dict(copy.deepcopy(raw))
+    else:
+        raise BackendError(f"Transformers has no config class for model_type {config.model_type!r}.")
+    if hasattr(found, "quantization_config"):
+        del found.quantization_config  # weights are dequantised while they are loaded
+    return found
+
+
+def _transformers_base(config: Any) -> type | None:
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    if type(config) not in MODEL_MAPPING:
+        return None
+    found = MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, (tuple, list)) else found
+
+
+def _transformers_head(resolution: Resolution) -> type | None:
+    """The class that the config names, if Transformers has it and it is a language model."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    return getattr(transformers, resolution.architecture, None) if resolution.architecture in known else None
+
+
+def _remote(resolution: Resolution, reference: str, what: str) -> type:
+    args = resolution.args
+    return load_remote_class(
+        reference,
+        resolution.files,
+        trusted=args.trust_remote_code,
+        code_revision=args.code_revision,
+        what=what,
+        trace=resolution.trace,
+    )

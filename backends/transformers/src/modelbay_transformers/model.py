@@ -1,0 +1,136 @@
+"""The modules that the runner sees: Transformers' model inside, the model contract outside.
+
+Legend: T tokens, R rows, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelbay_runtime.api import KVSpec, Step
+from modelbay_runtime.layers.embedding import Head
+from modelbay_transformers.attention import ServedAttention, StepHolder
+from modelbay_transformers.probe import accepted_arguments
+
+
+class TransformersModel(nn.Module):
+    """A base model: hidden states.
+
+    Args:
+        position_offset: what this model adds to a position (RoBERTa counts from its padding index on).
+    """
+
+    def __init__(
+        self, base: nn.Module, layers: Sequence[ServedAttention], holder: StepHolder, *, position_offset: int = 0
+    ) -> None:
+        super().__init__()
+        self._modules.update(base._modules)
+        self._parameters.update(base._parameters)
+        self._buffers.update(base._buffers)
+        self._non_persistent_buffers_set = base._non_persistent_buffers_set
+        self._set_up(base, layers, holder, position_offset)
+
+    def _set_up(
+        self, base: nn.Module, layers: Sequence[ServedAttention], holder: StepHolder, position_offset: int
+    ) -> None:
+        # In a tuple, so that torch does not count its parameters a second time under another name.
+        self._base = (base,)
+        self._layers = tuple(layers)
+        self._holder = holder
+        self._offset = position_offset
+        fixed = {"use_cache": False, "return_dict": True}
+        accepted = accepted_arguments(base)
+        self._fixed = {name: value for name, value in fixed.items() if name in accepted}
+
+    @property
+    def base(self) -> nn.Module:
+        """Transformers' own base model."""
+        return self._base[0]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: Step,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T] ids (or [T, H] embeddings) and [T] positions -> [T, H]."""
+        self._holder.current = step
+        inputs: dict[str, Any] = {"position_ids": (positions + self._offset if self._offset else positions)[None]}
+        if inputs_embeds is None:
+            assert input_ids is not None, "a forward has ids or embeddings"
+            inputs["input_ids"] = input_ids[None]
+        else:
+            inputs["inputs_embeds"] = inputs_embeds[None]
+        return self.base(**inputs, **self._fixed)[0][0]
+
+    def kv_specs(self) -> Mapping[int, KVSpec]:
+        return {layer.facts.layer: layer.kv_spec for layer in self._layers}
+
+
+class TransformersForCausalLM(TransformersModel):
+    """A language model whose logits are computed by Transformers' own class, so that whatever it does to them (scaling,
+    soft-cap, a bias, a projection) is done: its base is replaced by one that hands over the hidden states.
+
+    Parameters have the names that the class gives them.
+    """
+
+    def __init__(
+        self, head: nn.Module, prefix: str, layers: Sequence[ServedAttention], holder: StepHolder, **kwargs: Any
+    ) -> None:
+        nn.Module.__init__(self)
+        base = head._modules[prefix]
+        assert base is not None, "the class holds its base model"
+        self._modules.update(head._modules)
+        self._parameters.update(head._parameters)
+        self._buffers.update(head._buffers)
+        self._set_up(base, layers, holder, kwargs.get("position_offset", 0))
+        head._modules[prefix] = self._hand_over = _HandOver()
+        self._head = (head,)
+        del self._modules["_hand_over"]
+        self.__dict__["_hand_over"] = head._modules[prefix]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> [R, V]."""
+        self._hand_over.hidden = hidden[None]
+        ids = hidden.new_zeros((1, hidden.shape[0]), dtype=torch.long)
+        return self._head[0](input_ids=ids, use_cache=False).logits[0]
+
+
+class TransformersWithHead(TransformersModel):
+    """A base model without a class around it (``auto_map.AutoModel`` alone), and a plain head over the vocabulary.
+
+    Parameters of the base are under ``model.``, the head's is ``lm_head.weight``, as Transformers' classes have it.
+    """
+
+    def __init__(
+        self, base: nn.Module, head: Head, scale: float, layers: Sequence[ServedAttention], holder: StepHolder,
+        softcap: float | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        nn.Module.__init__(self)
+        self.model = base
+        self.lm_head = head
+        self._scale, self._softcap = scale, softcap
+        self._set_up(base, layers, holder, kwargs.get("position_offset", 0))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> [R, V]."""
+        logits = self.lm_head(hidden)
+        if self._scale != 1:
+            logits = logits * self._scale
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+
+class _HandOver(nn.Module):
+    """Where the base model was: gives the hidden states that the runner picked."""
+
+    hidden: torch.Tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
