@@ -67,7 +67,7 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/compare.py --engines modelbay,hf --json \
+	$(BIN)/python benchmarks/compare.py --engines modelbay,hf --start \
 	    --model "$$($(BIN)/python -c 'from modelbay_testing.assets import smollm2_dir; print(smollm2_dir())')"
 
 reference: $(INSTALLED)

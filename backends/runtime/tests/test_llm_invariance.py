@@ -57,7 +57,15 @@ def test_output_does_not_depend_on_how_the_engine_is_set_up(
     assert pool.num_free == pool.num_usable
 
 
-@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 32}, {"max_num_batched_tokens": 48, "block_size": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 32},
+        {"max_num_batched_tokens": 32, "enable_prefix_caching": False},
+        {"max_num_batched_tokens": 48, "block_size": 4},
+    ],
+    ids=str,
+)
 def test_output_does_not_depend_on_preemption(
     name: str,
     options: dict[str, Any],

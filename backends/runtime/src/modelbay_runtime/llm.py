@@ -14,10 +14,10 @@ from modelbay.resolve import Resolution, resolve
 from modelbay.tokenizer import encode_chat, render_chat
 from modelbay.weights.accounting import LoadReport
 from modelbay_runtime.engine.engine import Engine
-from modelbay_runtime.engine.outputs import RequestOutput
+from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, PromptLike, listed, read_prompt
 from modelbay_runtime.progress import progress_bar
-from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 Result = TypeVar("Result")
 Message = Mapping[str, Any]
@@ -84,7 +84,7 @@ class LLM:
         items = listed(prompts)
         config = self.resolution.config
         texts = [read_prompt(item, self.engine.tokenizer, config.vocab_size) for item in items]
-        return self._run(texts, self._params_for(items, sampling_params), use_tqdm)
+        return self._generate(texts, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -113,7 +113,24 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(prompts, self._params_for(prompts, sampling_params), use_tqdm)
+        return self._generate(prompts, sampling_params, use_tqdm)
+
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[HiddenStatesOutput]:
+        """The last hidden states of prompts, one row [H] per token; encoders and decoders alike.
+
+        Raises:
+            UsageError: a prompt that cannot be served; nothing runs then.
+        """
+        engine, params = self.engine, pooling_params or PoolingParams()
+        vocab_size = self.resolution.config.vocab_size
+        texts = [read_prompt(item, engine.tokenizer, vocab_size) for item in listed(prompts)]
+        return self._run(texts, lambda request_id, i: engine.add_pooling_request(request_id, texts[i], params), use_tqdm)
 
     def stream(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None
@@ -170,13 +187,26 @@ class LLM:
             )
         return list(params)
 
-    def _run(self, prompts: list[Prompt], params: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
-        engine = self.engine
+    def _generate(
+        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        if self.resolution.task != "generate":
+            raise UsageError(
+                f"{self.resolution.architecture} was resolved for {self.resolution.task}, which generates no text.",
+                hint="Use encode, or a model with a language-model head.",
+            )
+        wanted = self._params_for(prompts, params)
+        return self._run(
+            prompts, lambda request_id, i: self.engine.add_request(request_id, prompts[i], wanted[i]), use_tqdm
+        )
+
+    def _run(self, prompts: list[Prompt], add: Callable[[str, int], None], use_tqdm: bool) -> list[Any]:
+        """Queue every prompt with ``add(request id, index)``, step until all are done, results in order."""
         ids = [str(next(self._ids)) for _ in prompts]
-        done: dict[str, RequestOutput] = {}
+        done: dict[str, Any] = {}
         try:
-            for request_id, prompt, wanted in zip(ids, prompts, params, strict=True):
-                engine.add_request(request_id, prompt, wanted)
+            for index, request_id in enumerate(ids):
+                add(request_id, index)
             with progress_bar(len(prompts), "Requests", use_tqdm) as bar:
                 while len(done) < len(ids):
                     for output in self._next(ids):
@@ -187,7 +217,7 @@ class LLM:
             self._abort(ids)
         return [done[request_id] for request_id in ids]
 
-    def _next(self, ids: Sequence[str]) -> list[RequestOutput]:
+    def _next(self, ids: Sequence[str]) -> list[Any]:
         """Step until some of these requests have outputs. Outputs of others wait for whoever asks for them: several
         streams, and calls of `generate` between them, may take turns on one engine."""
         while not any(request_id in self._arrived for request_id in ids):

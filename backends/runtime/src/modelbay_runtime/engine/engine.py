@@ -20,7 +20,7 @@ from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.memory import plan_cache, step_tokens
-from modelbay_runtime.engine.outputs import RequestMetrics, RequestOutput
+from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestMetrics, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, fit_prompt
 from modelbay_runtime.engine.request import Request
 from modelbay_runtime.engine.runner import Runner, StepOutput
@@ -29,7 +29,7 @@ from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence
 from modelbay_runtime.loading import load_weights
-from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 logger = logging.getLogger("modelbay")
 
@@ -138,6 +138,20 @@ class Engine:
         for sequence in sequences:
             self.scheduler.add(sequence)
 
+    def add_pooling_request(self, request_id: str, prompt: Prompt, params: PoolingParams) -> None:
+        """Queue a request for the last hidden states of a prompt.
+
+        Raises:
+            UsageError: it could never be served; nothing is queued.
+        """
+        if request_id in self.requests:
+            raise UsageError(f"request id {request_id!r} is in use.")
+        token_ids = fit_prompt(prompt, params, self.max_model_len)
+        sequence = Sequence(request_id, 0, len(token_ids), list(token_ids), reads_prefix_cache=False)
+        metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.requests[request_id] = Request(request_id, prompt.text, token_ids, params, [sequence], metrics)
+        self.scheduler.add(sequence)
+
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         if not params.bad_words:
             return []
@@ -156,7 +170,7 @@ class Engine:
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput | HiddenStatesOutput]:
         """Compute one batch; the outputs of requests that finished, and of streaming ones that grew.
 
         Whatever is raised, requests that the caller does not abort go on with the next step.
@@ -182,10 +196,29 @@ class Engine:
             self.requests[item.sequence.request_id].mark_scheduled()
         output = self.runner.run(scheduled)
         self._take_prompt_logprobs(scheduled, output)
+        self._take_hidden(scheduled, output)
         for item in scheduled:
             item.sequence.num_computed += item.num_new
             self.kv.publish(item.sequence)
-        return self._take_tokens(output)
+        return [*self._finish_pooling(scheduled), *self._take_tokens(output)]
+
+    @staticmethod
+    def _take_hidden(scheduled: list[Scheduled], output: StepOutput) -> None:
+        for item in scheduled:
+            sequence = item.sequence
+            if sequence.sampling is None:
+                if not sequence.num_computed:
+                    sequence.hidden.clear()  # it starts over after a preemption
+                begin = output.begin[sequence]
+                sequence.hidden.append(output.hidden[begin : begin + item.num_new].float().cpu())
+
+    def _finish_pooling(self, scheduled: list[Scheduled]) -> list[HiddenStatesOutput]:
+        outputs = []
+        for sequence in [item.sequence for item in scheduled if item.sequence.sampling is None]:
+            if sequence.num_computed == len(sequence):
+                self.scheduler.finish(sequence)
+                outputs.append(self.requests.pop(sequence.request_id).hidden_states())
+        return outputs
 
     def _take_tokens(self, output: StepOutput) -> list[RequestOutput]:
         if output.logits is None:
@@ -218,6 +251,7 @@ class Engine:
         assert sequence.text is not None, "a sequence in the engine has its text stream"
         update = sequence.text.append(token_id)
         reason, stop = update.finish_reason, update.stop_reason
+        assert isinstance(request.params, SamplingParams), "only generation draws tokens"
         full = len(sequence) >= self.max_model_len
         if reason is None and (full or len(sequence.output_ids) == request.params.max_tokens):
             last = sequence.text.finish()
@@ -229,7 +263,8 @@ class Engine:
     def _take_prompt_logprobs(self, scheduled: list[Scheduled], output: StepOutput) -> None:
         for item in scheduled:
             sequence = item.sequence
-            k = self.requests[sequence.request_id].params.prompt_logprobs
+            params = self.requests[sequence.request_id].params
+            k = params.prompt_logprobs if isinstance(params, SamplingParams) else None
             # A row predicts the token after it: rows of the prompt but its last one, each once even after preemption.
             first = max(sequence.num_computed, len(sequence.prompt_logprobs))
             last = min(sequence.num_computed + item.num_new, sequence.num_prompt - 1)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,22 @@ class RequestOutput:
             "metrics": None if self.metrics is None else self.metrics.to_dict(),
             "finished": self.finished,
         }
+
+
+@dataclass(slots=True)
+class HiddenStatesOutput:
+    """A prompt's last hidden states, one row per token.
+
+    Args:
+        hidden_states: a tensor [T, H] on CPU, float32.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    hidden_states: torch.Tensor
+    metrics: RequestMetrics | None = None
+    finished: bool = True
 
 
 @dataclass(slots=True)

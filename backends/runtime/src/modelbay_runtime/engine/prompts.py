@@ -8,7 +8,7 @@ from typing import Any
 
 from modelbay.errors import UsageError
 from modelbay.tokenizer import check_token_ids, encode_prompt
-from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 #: str, {"prompt": str}, {"prompt_token_ids": [int]}, or [int].
 PromptLike = Any
@@ -54,8 +54,10 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int) -> Prompt:
     return Prompt(list(prompt))
 
 
-def fit_prompt(prompt: Prompt, params: SamplingParams, max_model_len: int) -> list[int]:
-    """The ids that will be computed: truncated if the request asks for it, refused if they leave no room.
+def fit_prompt(prompt: Prompt, params: SamplingParams | PoolingParams, max_model_len: int) -> list[int]:
+    """The ids that will be computed: truncated if the request asks for it, refused if they are too many.
+
+    A request that generates needs room for one token of output.
 
     Raises:
         UsageError: an empty prompt, or one that is too long, with both lengths.
@@ -63,13 +65,14 @@ def fit_prompt(prompt: Prompt, params: SamplingParams, max_model_len: int) -> li
     token_ids = prompt.token_ids
     if not token_ids:
         raise UsageError("the prompt is empty: there is no token to continue from.")
+    longest = max_model_len - 1 if isinstance(params, SamplingParams) else max_model_len
     keep = params.truncate_prompt_tokens
     if keep is not None:
-        token_ids = token_ids[-(max_model_len - 1 if keep == -1 else keep) :]
-    if len(token_ids) >= max_model_len:
+        token_ids = token_ids[-(longest if keep == -1 else keep) :]
+    if len(token_ids) > longest:
+        room = " leave room for output" if longest < max_model_len else " are served"
         raise UsageError(
-            f"the prompt has {len(token_ids)} tokens; with max_model_len={max_model_len} "
-            f"at most {max_model_len - 1} leave room for output.",
+            f"the prompt has {len(token_ids)} tokens; with max_model_len={max_model_len} at most {longest}{room}.",
             hint="Shorten it, set truncate_prompt_tokens, or raise max_model_len if the model allows it.",
         )
     return token_ids

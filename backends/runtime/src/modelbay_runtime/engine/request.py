@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import torch
+
 from modelbay_runtime.engine.detokenizer import Detokenizer
-from modelbay_runtime.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from modelbay_runtime.engine.outputs import CompletionOutput, HiddenStatesOutput, Logprob, RequestMetrics, RequestOutput
 from modelbay_runtime.engine.sequence import Sequence, Status
-from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 
 @dataclass(slots=True)
@@ -18,7 +20,7 @@ class Request:
     id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     sequences: list[Sequence]
     metrics: RequestMetrics
     stream: bool = False
@@ -35,13 +37,21 @@ class Request:
         if self.metrics.first_token_time is None:
             self.metrics.first_token_time = time.monotonic()
 
-    def output(self, detokenizer: Detokenizer) -> RequestOutput:
-        """Everything so far."""
+    def _update_metrics(self) -> None:
         self.metrics.num_cached_tokens = sum(sequence.num_cached or 0 for sequence in self.sequences)
         self.metrics.num_preemptions = sum(sequence.num_preemptions for sequence in self.sequences)
-        finished = self.finished
-        if finished and self.metrics.finished_time is None:
+        if self.finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
+
+    def hidden_states(self) -> HiddenStatesOutput:
+        """The last hidden states of a request that is done."""
+        self._update_metrics()
+        hidden = torch.cat(self.sequences[0].hidden)
+        return HiddenStatesOutput(self.id, self.prompt, self.prompt_token_ids, hidden, self.metrics)
+
+    def output(self, detokenizer: Detokenizer) -> RequestOutput:
+        """Everything so far."""
+        self._update_metrics()
         return RequestOutput(
             request_id=self.id,
             prompt=self.prompt,
@@ -49,10 +59,11 @@ class Request:
             outputs=[self._completion(sequence, detokenizer) for sequence in self.sequences],
             prompt_logprobs=self._prompt_logprobs(detokenizer),
             metrics=self.metrics,
-            finished=finished,
+            finished=self.finished,
         )
 
     def _completion(self, sequence: Sequence, detokenizer: Detokenizer) -> CompletionOutput:
+        assert isinstance(self.params, SamplingParams), "only generation has completions"
         wanted = self.params.logprobs is not None
         return CompletionOutput(
             index=sequence.index,
@@ -65,7 +76,7 @@ class Request:
         )
 
     def _prompt_logprobs(self, detokenizer: Detokenizer) -> list[dict[int, Logprob] | None] | None:
-        if self.params.prompt_logprobs is None:
+        if not isinstance(self.params, SamplingParams) or self.params.prompt_logprobs is None:
             return None
         entries = self.sequences[0].prompt_logprobs
         return [None, *(entry.to_dict(detokenizer.token_text) for entry in entries)]

@@ -42,9 +42,7 @@ class Runner:
         self.device = built.context.device
         self.kv = kv
         self.cache = cache
-        self._group_of = {
-            layer: index for index, group in enumerate(kv.layout.groups) for layer in group.layers
-        }
+        self._group_of = {layer: index for index, group in enumerate(kv.layout.groups) for layer in group.layers}
 
     @torch.inference_mode()
     def run(self, scheduled: list[Scheduled]) -> StepOutput:

@@ -23,7 +23,12 @@ class Scheduled:
 
     @property
     def samples(self) -> bool:
-        """Whether this step reaches the sequence's last token, so that the next one can be drawn."""
+        """Whether this step reaches the sequence's last token, and the next one is to be drawn."""
+        return self.sequence.sampling is not None and self.completes
+
+    @property
+    def completes(self) -> bool:
+        """Whether this step reaches the sequence's last token."""
         return self.sequence.num_computed + self.num_new == len(self.sequence)
 
 

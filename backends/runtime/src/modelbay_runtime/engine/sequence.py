@@ -7,6 +7,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+import torch
+
 from modelbay_runtime.engine.detokenizer import TextStream
 from modelbay_runtime.engine.outputs import TokenLogprobs
 from modelbay_runtime.engine.sampling_state import SamplingState
@@ -30,6 +32,7 @@ class Sequence:
         num_cached: tokens that the prefix cache had when the sequence was first admitted.
         slot: row of the block tables while it runs, -1 otherwise.
         prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
+        hidden: of a request for hidden states (``sampling`` is None): chunks of [tokens, H], in order.
     """
 
     request_id: str
@@ -48,6 +51,7 @@ class Sequence:
     status: Status = Status.WAITING
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     _digests: dict[int, list[bytes]] = field(default_factory=dict)
