@@ -11,11 +11,12 @@ from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
 from modelbay.trace import Trace
-from modelbay_runtime.api import BuildContext
+from modelbay_runtime.api import BuildContext, KVSpec
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import ServedAttention, StepHolder
 from modelbay_transformers.classes import ModelClasses
+from modelbay_transformers.fuse import fuse_layers, say_fusion
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
 from modelbay_transformers.probe import ProbeResult, probe
@@ -37,12 +38,18 @@ def assemble(classes: ModelClasses, resolution: Resolution, build: BuildContext)
     found = probe(base, layer_count=None)
     _check_causality(found, resolution)
     holder = StepHolder()
-    layers = [ServedAttention(build, facts, holder) for facts in found.attention]
-    for layer in layers:
-        dispatch.attach(layer.facts.module, layer)
-    replaced = replace_linears(build, base, found.linears)
-    module = _wrap(outer, base, prefix, layers, holder, resolution, build)
+    fusion = fuse_layers(build, resolution.plugins, base, found.attention, holder)
+    kv_specs = {block.self_attn.attention.layer: block.self_attn.attention.kv_spec for block in fusion.layers.values()}
+    for facts in found.attention:
+        if facts.name.rpartition(".")[0] not in fusion.layers:
+            layer = ServedAttention(build, facts, holder)
+            dispatch.attach(facts.module, layer)
+            kv_specs[facts.layer] = layer.kv_spec
+    inside = tuple(f"{name}." for name in fusion.layers)
+    replaced = replace_linears(build, base, [name for name in found.linears if not name.startswith(inside)])
+    module = _wrap(outer, base, prefix, kv_specs, holder, resolution, build)
     _say(resolution.trace, classes, outer_class, module, found, replaced)
+    say_fusion(resolution.trace, fusion)
     return module
 
 
@@ -77,7 +84,7 @@ def _wrap(
     outer: nn.Module,
     base: nn.Module,
     prefix: str,
-    layers: list[ServedAttention],
+    kv_specs: Mapping[int, KVSpec],
     holder: StepHolder,
     resolution: Resolution,
     build: BuildContext,
@@ -86,14 +93,14 @@ def _wrap(
     offset = position_offset(base)
     if prefix:
         _replace_head(outer, prefix, config, build)
-        return TransformersForCausalLM(outer, prefix, layers, holder, position_offset=offset)
+        return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
     if resolution.task != "generate":
-        return TransformersModel(base, layers, holder, position_offset=offset)
+        return TransformersModel(base, kv_specs, holder, position_offset=offset)
     embedding = next((name for name, module in base.named_modules() if module is base.get_input_embeddings()), None)
     tied_to = f"model.{embedding}.weight" if config.tie_word_embeddings and embedding else None
     head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
     scale, softcap = logit_factors(config)
-    return TransformersWithHead(base, head, scale, layers, holder, softcap, position_offset=offset)
+    return TransformersWithHead(base, head, scale, kv_specs, holder, softcap, position_offset=offset)
 
 
 def _replace_head(outer: nn.Module, prefix: str, config: ModelConfig, build: BuildContext) -> None:

@@ -5,7 +5,7 @@ Legend: T tokens, R rows, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.layers.embedding import Head
-from modelbay_transformers.attention import ServedAttention, StepHolder
+from modelbay_transformers.attention import StepHolder
 from modelbay_transformers.probe import accepted_arguments
 
 
@@ -25,21 +25,21 @@ class TransformersModel(nn.Module):
     """
 
     def __init__(
-        self, base: nn.Module, layers: Sequence[ServedAttention], holder: StepHolder, *, position_offset: int = 0
+        self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *, position_offset: int = 0
     ) -> None:
         super().__init__()
         self._modules.update(base._modules)
         self._parameters.update(base._parameters)
         self._buffers.update(base._buffers)
         self._non_persistent_buffers_set = base._non_persistent_buffers_set
-        self._set_up(base, layers, holder, position_offset)
+        self._set_up(base, kv_specs, holder, position_offset)
 
     def _set_up(
-        self, base: nn.Module, layers: Sequence[ServedAttention], holder: StepHolder, position_offset: int
+        self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, position_offset: int
     ) -> None:
         # In a tuple, so that torch does not count its parameters a second time under another name.
         self._base = (base,)
-        self._layers = tuple(layers)
+        self._kv_specs = dict(kv_specs)
         self._holder = holder
         self._offset = position_offset
         fixed = {"use_cache": False, "return_dict": True}
@@ -69,7 +69,7 @@ class TransformersModel(nn.Module):
         return self.base(**inputs, **self._fixed)[0][0]
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
-        return {layer.facts.layer: layer.kv_spec for layer in self._layers}
+        return self._kv_specs
 
 
 class TransformersForCausalLM(TransformersModel):
@@ -80,7 +80,7 @@ class TransformersForCausalLM(TransformersModel):
     """
 
     def __init__(
-        self, head: nn.Module, prefix: str, layers: Sequence[ServedAttention], holder: StepHolder, **kwargs: Any
+        self, head: nn.Module, prefix: str, kv_specs: Mapping[int, KVSpec], holder: StepHolder, **kwargs: Any
     ) -> None:
         nn.Module.__init__(self)
         base = head._modules[prefix]
@@ -88,7 +88,7 @@ class TransformersForCausalLM(TransformersModel):
         self._modules.update(head._modules)
         self._parameters.update(head._parameters)
         self._buffers.update(head._buffers)
-        self._set_up(base, layers, holder, kwargs.get("position_offset", 0))
+        self._set_up(base, kv_specs, holder, kwargs.get("position_offset", 0))
         head._modules[prefix] = self._hand_over = _HandOver()
         self._head = (head,)
         del self._modules["_hand_over"]
@@ -108,14 +108,14 @@ class TransformersWithHead(TransformersModel):
     """
 
     def __init__(
-        self, base: nn.Module, head: Head, scale: float, layers: Sequence[ServedAttention], holder: StepHolder,
+        self, base: nn.Module, head: Head, scale: float, kv_specs: Mapping[int, KVSpec], holder: StepHolder,
         softcap: float | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
         self.model = base
         self.lm_head = head
         self._scale, self._softcap = scale, softcap
-        self._set_up(base, layers, holder, kwargs.get("position_offset", 0))
+        self._set_up(base, kv_specs, holder, kwargs.get("position_offset", 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, H] -> [R, V]."""

@@ -13,10 +13,11 @@ from modelbay.config import ModelConfig
 from modelbay.errors import EngineError
 from modelbay_runtime.engine.kv_layout import CacheLayout
 
-#: cgroup v2 and v1: a container's own limit, which the machine's free memory does not show.
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+#: cgroup v2 and v1: a container's own limit, which the machine's free memory does not show. Folder, limit, usage, and
+#: the line of memory.stat that says how much of the usage are files that the kernel drops when memory is wanted.
+_CGROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -41,11 +42,13 @@ def free_bytes(device: torch.device, share: float) -> int:
 
 
 def _cgroup_free() -> float:
-    for limit_file, usage_file in _CGROUP_FILES:
+    for folder, limit_file, usage_file, reclaimable in _CGROUPS:
         try:
-            limit = Path(limit_file).read_text().strip()
+            limit = Path(folder, limit_file).read_text().strip()
             if limit != "max":
-                return int(limit) - int(Path(usage_file).read_text())
+                stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
+                # Reading a checkpoint fills the file cache: that is not memory in use.
+                return int(limit) - int(Path(folder, usage_file).read_text()) + int(stat.get(reclaimable, 0))
         except (OSError, ValueError):
             continue
     return float("inf")
