@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A stranger's distribution is installed where a test wants it, and never collected here.
 collect_ignore = ["third_party"]
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    """For tests that compute: threads of parallel test workers would wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -251,7 +251,8 @@ def test_result_holds_rates_ratios_and_agreement(fake: Any) -> None:
     assert row["b"]["ratio"]["values"] == [1.0, 1.0, 1.0]
     rates = zip(row["a"]["values"], row["b"]["values"], row["a"]["ratio"]["values"], strict=True)
     assert all(ratio == pytest.approx(own / base, rel=2e-3) for own, base, ratio in rates)
-    assert {name: row[name]["first_token_agreement"] for name in row} == {"a": 1.0, "b": 1.0, "c": 0.0}
+    assert {name: row[name]["first_tokens"]["equal"] for name in row} == {"a": 6, "b": 6, "c": 0}
+    assert row["c"]["first_tokens"]["of"] == 6, "two sequences in each of three rounds"
 
 
 def test_start_takes_a_fresh_process_each_time(fake: Any, journal: Any) -> None:
@@ -380,7 +381,9 @@ def test_compare_really_runs(checkpoint: Path, tmp_path: Path) -> None:
         assert {"torch", "transformers"} <= set(about["versions"])
         assert about["threads"] == 1
     for row in result["shapes"]:
-        assert row["engines"]["modelbay"]["first_token_agreement"] == 1.0
+        sequences = Shape.parse(row["shape"]).sequences
+        assert 0 < row["engines"]["modelbay"]["cores"]["median"] < 1.5, "one thread was set"
+        assert row["engines"]["modelbay"]["first_tokens"] == {"equal": 2 * sequences, "of": 2 * sequences}
     assert str(checkpoint.parent) not in json.dumps(result), "a result does not say where somebody keeps files"
     assert done.stdout.startswith("## tiny\n")
     assert sorted(path.name for path in report.RESULTS.glob("*")) == before
@@ -415,7 +418,8 @@ def a_result(**changes: Any) -> dict[str, Any]:
         ],
     }
     for engine in values["shapes"][0]["engines"].values():
-        engine["first_token_agreement"] = 0.97
+        engine["cores"] = {"median": 1.9}
+        engine["first_tokens"] = {"equal": 15, "of": 16}
     return {**values, **changes}
 
 
@@ -425,7 +429,8 @@ def test_rendered_result_has_ratios_with_spread_and_where_it_was_measured() -> N
     assert "| shape | `modelbay` | `hf` |\n| --- | ---: | ---: |" in text
     assert "| `8x128+64` | **1.75** (1.50 to 2.00) | 1.00 |" in text
     assert "| 8x128+64 | 1,250 | 750 | output tokens/s |" in text
-    assert "`modelbay` 97%" in text
+    assert "Cores in use (median of the shapes): `modelbay` 1.90, `hf` 1.90." in text
+    assert "equal those of `hf`: `modelbay` 15 of 16." in text
     assert "Measured 2026-01-02 at `0123456789ab+changes` on A CPU, 2 cores, 24 GiB (avx2, avx512_bf16)." in text
     assert "`hf` with 2 threads, torch 2.0." in text
 

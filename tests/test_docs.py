@@ -307,6 +307,13 @@ def relabel_as_yi(checkpoint: Path) -> None:
     save_file(renamed, checkpoint / "model.safetensors", metadata={"format": "pt"})
 
 
+def test_conformance_example_of_the_how_to_is_a_valid_subclass() -> None:
+    [example] = [block for block in blocks(DOCS / "how-to" / "write-a-plugin.md") if block.title]
+    conformance = as_module("test_acme", example.text).TestAcme
+    assert importlib.import_module(conformance.plugin)
+    assert set(conformance.variants) == {"plain", "tied", "one kv head"}
+
+
 #: Commands of the tutorial that the test stands in for: the checkout it runs from already is what they make.
 STOOD_IN_FOR = {"make demo", "source .venv/bin/activate"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ def _comparison(result: Mapping[str, Any]) -> Iterator[str]:
         yield _table(["shape", *_code(engines)], ([_code([s["shape"]])[0], *_ratios(s, engines)] for s in shapes))
         yield "Tokens per second in that run (medians):"
         yield _table(["shape", *_code(engines), "counted"], ([s["shape"], *_medians(s, engines)] for s in shapes))
-        agreement = "; ".join(f"`{e}` {_agreement(shapes, e):.0%}" for e in engines if e != baseline)
-        if agreement:
+        yield f"Cores in use (median of the shapes): {', '.join(f'`{e}` {_cores(shapes, e):.2f}' for e in engines)}."
+        if agreement := ", ".join(f"`{e}` {_agreement(shapes, e)}" for e in engines if e != baseline):
             yield f"First output tokens that equal those of `{baseline}`: {agreement}."
     if start := result.get("start"):
         engines = list(start["engines"])
@@ -121,8 +122,13 @@ def _medians(measured: Mapping[str, Any], engines: Sequence[str]) -> list[str]:
     return [*(f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values), measured["unit"]]
 
 
-def _agreement(shapes: Sequence[Mapping[str, Any]], engine: str) -> float:
-    return min(shape["engines"][engine]["first_token_agreement"] for shape in shapes)
+def _cores(shapes: Sequence[Mapping[str, Any]], engine: str) -> float:
+    return statistics.median(shape["engines"][engine]["cores"]["median"] for shape in shapes)
+
+
+def _agreement(shapes: Sequence[Mapping[str, Any]], engine: str) -> str:
+    counts = [shape["engines"][engine]["first_tokens"] for shape in shapes]
+    return f"{sum(count['equal'] for count in counts)} of {sum(count['of'] for count in counts)}"
 
 
 def _code(names: Sequence[str]) -> list[str]:

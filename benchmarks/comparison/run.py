@@ -32,9 +32,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement: rate or seconds, and the tokens that came."""
+    """One measurement: the rate, the cores that were busy with it, and the tokens that came."""
 
-    value: float
+    rate: float
+    cores: float
     outputs: list[TokenIds]
 
 
@@ -78,13 +79,14 @@ def measure_shape(plan: Plan, shape: Shape, workers: Mapping[str, Worker], idle:
                 worker.send(prompts=prompts, max_tokens=shape.output)
                 answer = worker.answer()
             check_lengths(answer["outputs"], shape.sequences, shape.output)
-            runs[name].append(Run(shape.rate(answer["seconds"]), answer["outputs"]))
-        rates = ", ".join(f"{name} {runs[name][-1].value:.1f}" for name in workers)
+            runs[name].append(Run(shape.rate(answer["seconds"]), answer["cores"], answer["outputs"]))
+        rates = ", ".join(f"{name} {runs[name][-1].rate:.1f}" for name in workers)
         say(f"{shape} {f'round {number}' if number else 'warm-up'}: {rates} {shape.unit}")
     counted = {name: all_runs[1:] for name, all_runs in runs.items()}
-    summaries = summarize({name: [run.value for run in c] for name, c in counted.items()}, plan.baseline)
+    summaries = summarize({name: [run.rate for run in c] for name, c in counted.items()}, plan.baseline)
     for name, summary in summaries.items():
-        summary["first_token_agreement"] = agreement(counted[name], counted[plan.baseline])
+        summary["cores"] = Spread.of(run.cores for run in counted[name]).to_dict()
+        summary["first_tokens"] = agreement(counted[name], counted[plan.baseline])
     return {"shape": str(shape), "unit": shape.unit, "engines": summaries}
 
 
@@ -125,17 +127,17 @@ def summarize(values: Mapping[str, Sequence[float]], baseline: str) -> dict[str,
     }
 
 
-def agreement(runs: Sequence[Run], baseline: Sequence[Run]) -> float:
-    """Share of first output tokens that equal the baseline's: low means that the two do not run the same model.
+def agreement(runs: Sequence[Run], baseline: Sequence[Run]) -> dict[str, int]:
+    """How many first output tokens are ``equal`` to the baseline's, ``of`` how many: few, if they run other models.
 
-    Not 1 in low precision: on random prompts near ties are common, and rounding decides them.
+    Seldom all in low precision: on random prompts near ties are common, and rounding decides them.
     """
     pairs = [
         (own[0], other[0])
         for run, base in zip(runs, baseline, strict=True)
         for own, other in zip(run.outputs, base.outputs, strict=True)
     ]
-    return round(sum(own == other for own, other in pairs) / len(pairs), 4)
+    return {"equal": sum(own == other for own, other in pairs), "of": len(pairs)}
 
 
 class IdleWatch:

@@ -48,8 +48,11 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def answer_to(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and output token ids of one request: ``prompts`` as token ids, or one ``text``."""
-    start = time.perf_counter()
+    """What one request took and gave: ``prompts`` as token ids, or one ``text``.
+
+    ``cores`` is the processor time of all threads over the time that passed.
+    """
+    start, cpu = time.perf_counter(), time.process_time()
     try:
         if "text" in request:
             outputs = [engine.generate_text(request["text"], request["max_tokens"])]
@@ -57,7 +60,8 @@ def answer_to(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
             outputs = engine.generate(request["prompts"], request["max_tokens"])
     except Exception as error:
         return failure(error)
-    return {"seconds": time.perf_counter() - start, "outputs": outputs}
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "cores": (time.process_time() - cpu) / seconds, "outputs": outputs}
 
 
 if __name__ == "__main__":

@@ -26,10 +26,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that was asked, with its verdict."""
+    """A backend that was asked, with its verdict, and the backend that it extends."""
 
     backend: str
     verdict: Verdict
+    extends: str | None = None
+
+    def answers_to(self, wanted: str) -> bool:
+        """Whether this value of ``model_impl`` asks for it."""
+        return wanted in ("auto", self.backend, self.extends)
 
 
 class ModelingBackend(Protocol):

@@ -164,7 +164,7 @@ def assess_backends(
                 raise
             text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             verdict = Verdict(False, f"it failed: {' '.join(text.split())}")
-        candidates.append(Candidate(spec.name, verdict))
+        candidates.append(Candidate(spec.name, verdict, spec.extends))
     return tuple(candidates)
 
 
@@ -184,12 +184,12 @@ def choose_backend(
     plugins: Plugins,
     trace: Trace,
 ) -> str:
-    """A1: ``auto`` takes the first that can; a named one never falls back.
+    """A1: ``auto`` takes the first that can; a named one never falls back, but to those that extend it.
 
     Raises:
         ArchitectureError, BackendError: nobody can; the message has every candidate's reason.
     """
-    asked = [candidate for candidate in candidates if wanted in ("auto", candidate.backend)]
+    asked = [candidate for candidate in candidates if candidate.answers_to(wanted)]
     chosen = next((candidate for candidate in asked if candidate.verdict.ok), None)
     if chosen is None:
         raise _nobody(asked, wanted, config, architecture, arch, plugins)
@@ -204,7 +204,7 @@ def choose_backend(
 def _why_not(other: Candidate, chosen: Candidate, wanted: str) -> str:
     if not other.verdict.ok:
         return other.verdict.reason
-    why = "comes first" if wanted == "auto" else "was asked for"
+    why = "comes first" if other.answers_to(wanted) else "was asked for"
     return f"it could ({other.verdict.reason}), but {chosen.backend} {why}"
 
 

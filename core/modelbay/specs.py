@@ -140,12 +140,17 @@ class LoadFormatSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSpec:
-    """A modelling backend: a class that follows `modelbay.backends.ModelingBackend`, lowest ``order`` tried first."""
+    """A modelling backend: a class that follows `modelbay.backends.ModelingBackend`, lowest ``order`` tried first.
+
+    ``extends`` names a backend whose ``model_impl`` asks for this one too, after it: "auto_map" extends "transformers"
+    by models that a repository brings itself.
+    """
 
     name: str
     target: str
     order: int = 100
     summary: str = ""
+    extends: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

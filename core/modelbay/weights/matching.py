@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from modelbay.errors import WeightsError
 from modelbay.weights.index import shorten
-from modelbay.weights.pieces import Piece
+from modelbay.weights.pieces import Piece, Shape
 
 #: Tensors that older checkpoints saved though a model computes them: rule -> (pattern, number of dimensions they have;
 #: None: any). Only names that no parameter has come here.
@@ -23,6 +24,7 @@ COMPUTED = "computed by the model"
 BEYOND = "layer beyond num_hidden_layers"
 NOT_STRICT = "unknown (strict is off)"
 
+MODEL = "model."
 _LAYER = re.compile(r"(?P<container>^(?:.*?\.)?(?:layers|h|blocks))\.(?P<index>\d+)\.")
 
 
@@ -36,6 +38,9 @@ class Expected:
         tied: a tied parameter's name -> the name of the parameter that it shares.
         computed: buffers that the model computes itself; values on disk are not used.
         num_layers: layers from this number on are not part of the model.
+        shapes: of the names, as on disk, where they are known.
+        prefixes: what names on disk may begin with though the model's do not, and the other way round.
+        optional: those of ``names`` that are filled already: they may be absent on disk.
     """
 
     names: Collection[str]
@@ -43,6 +48,9 @@ class Expected:
     tied: Mapping[str, str] = field(default_factory=dict)
     computed: Collection[str] = ()
     num_layers: int | None = None
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    prefixes: tuple[str, ...] = (MODEL,)
+    optional: Collection[str] = ()
 
 
 @dataclass(slots=True)
@@ -63,9 +71,9 @@ def match_names(pieces: Iterable[Piece], expected: Expected, *, strict: bool = T
     """
     matching = Matching()
     filled: dict[str, list[Piece]] = {}
-    duplicates: list[tuple[Piece, str]] = []
+    duplicates: dict[str, list[Piece]] = {}
     unknown: list[Piece] = []
-    known = _Known(expected)
+    known = Known(expected)
     for piece in pieces:
         target = None if piece.rule else known.find(piece.name)
         if piece.rule is not None:
@@ -77,7 +85,7 @@ def match_names(pieces: Iterable[Piece], expected: Expected, *, strict: bool = T
             else:
                 unknown.append(piece)
         elif target in expected.tied:
-            duplicates.append((piece, target))
+            duplicates.setdefault(target, []).append(piece)
         else:
             filled.setdefault(target, []).append(replace(piece, name=target))
     _settle_ties(matching, filled, duplicates, expected)
@@ -86,33 +94,39 @@ def match_names(pieces: Iterable[Piece], expected: Expected, *, strict: bool = T
     matching.missing = [name for name in expected.names if name not in covered]
     if not strict:
         matching.ignored.extend((piece, NOT_STRICT) for piece in unknown)
-    elif unknown or matching.missing:
-        raise _does_not_fit(unknown, matching.missing, expected)
+    elif unknown or not set(matching.missing) <= set(expected.optional):
+        missing = [name for name in matching.missing if name not in expected.optional]
+        raise _does_not_fit(unknown, missing, expected)
     return matching
 
 
-class _Known:
-    """Finds a model's name for a name on disk: equal, or with the prefix ``model.`` added or taken away."""
+class Known:
+    """Finds a model's name for a name on disk: equal, or with one of the prefixes added, taken away or changed."""
 
     def __init__(self, expected: Expected) -> None:
+        self.expected = expected
         self._names = {*expected.names, *expected.fused, *expected.tied}
         self._computed = set(expected.computed)
         self._num_layers = expected.num_layers
         self._containers = {match["container"] for match in map(_LAYER.search, self._names) if match}
 
     def find(self, name: str) -> str | None:
-        return next((variant for variant in _variants(name) if variant in self._names), None)
+        return next((variant for variant in self._variants(name) if variant in self._names), None)
+
+    def shape(self, name: str) -> Shape | None:
+        found = self.find(name)
+        return None if found is None else self.expected.shapes.get(self.expected.tied.get(found, found))
 
     def ignore_rule(self, piece: Piece) -> str | None:
         """The built-in rule by which a name that the model does not have may be passed over."""
-        if any(variant in self._computed for variant in _variants(piece.name)):
+        if any(variant in self._computed for variant in self._variants(piece.name)):
             return COMPUTED
         layer = _LAYER.search(piece.name)
         if (
             layer
             and self._num_layers is not None
             and int(layer["index"]) >= self._num_layers
-            and any(variant in self._containers for variant in _variants(layer["container"]))
+            and any(variant in self._containers for variant in self._variants(layer["container"]))
         ):
             return BEYOND
         for rule, (pattern, rank) in KNOWN_CACHES.items():
@@ -120,35 +134,56 @@ class _Known:
                 return rule
         return None
 
-
-def _variants(name: str) -> tuple[str, str, str]:
-    return name, f"model.{name}", name.removeprefix("model.")
+    def _variants(self, name: str) -> Iterator[str]:
+        prefixes = self.expected.prefixes
+        yield name
+        for prefix in prefixes:
+            yield prefix + name
+        for removed in prefixes:
+            if name.startswith(removed):
+                rest = name.removeprefix(removed)
+                yield rest
+                for prefix in prefixes:
+                    yield prefix + rest
 
 
 def _settle_ties(
-    matching: Matching, filled: dict[str, list[Piece]], duplicates: list[tuple[Piece, str]], expected: Expected
+    matching: Matching, filled: dict[str, list[Piece]], duplicates: Mapping[str, list[Piece]], expected: Expected
 ) -> None:
     """A tied name on disk is a duplicate of the parameter it shares, or stands in for it where that one is absent."""
-    for piece, name in duplicates:
+    for name, pieces in duplicates.items():
         canonical = expected.tied[name]
         if canonical in filled:
-            matching.tied.append((replace(piece, name=name), filled[canonical][0]))
+            matching.tied.extend((replace(piece, name=name), filled[canonical][0]) for piece in pieces)
         else:
-            filled[canonical] = [replace(piece, name=canonical)]
+            filled[canonical] = [replace(piece, name=canonical) for piece in pieces]
 
 
 def _check_unique(filled: Mapping[str, list[Piece]], expected: Expected) -> set[str]:
     """The expected names that are covered, each exactly once."""
     covered: dict[str, Piece] = {}
     for name, pieces in filled.items():
-        slots = {piece.slot.index if piece.slot else None for piece in pieces}
-        if len(slots) != len(pieces) or (len(pieces) > 1 and None in slots):
-            _two(name, pieces[0], pieces[1])
+        places: dict[tuple[int, int], Piece] = {}
+        for piece in pieces:
+            place = (piece.slot.index if piece.slot else 0, piece.span.start if piece.span else 0)
+            if place in places or piece.full_shape != pieces[0].full_shape:
+                _two(name, places.get(place, pieces[0]), piece)
+            places[place] = piece
+        _check_whole(name, pieces)
         for part in expected.fused.get(name, (name,)):
             if part in covered:
                 _two(part, covered[part], pieces[0])
             covered[part] = pieces[0]
     return set(covered)
+
+
+def _check_whole(name: str, pieces: list[Piece]) -> None:
+    have, whole = sum(prod(piece.shape) for piece in pieces), prod(pieces[0].full_shape)
+    if have > whole:
+        _two(name, pieces[0], pieces[1])
+    if have < whole:
+        sources = shorten([piece.source for piece in pieces], 3)
+        raise WeightsError(f"only a part of {name!r} is on disk: {have} of {whole} values, from {sources}.")
 
 
 def _two(name: str, first: Piece, second: Piece) -> None:

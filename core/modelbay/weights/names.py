@@ -3,196 +3,175 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING
 
-from modelbay.errors import PluginError, WeightsError
+from modelbay.errors import PluginError
 from modelbay.weights.formats import TensorEntry
-from modelbay.weights.index import shorten
-from modelbay.weights.pieces import Narrow, Permute, Piece, Shape, Slot, View
-from modelbay.weights.transforms import Ignore, Rename, Reshape, Split, Stack, Transform, Transpose
+from modelbay.weights.groups import concat, stack
+from modelbay.weights.pieces import Piece, Shape
+from modelbay.weights.transforms import (
+    Chain,
+    Concat,
+    FirstOf,
+    Ignore,
+    Rename,
+    Reshape,
+    Split,
+    Stack,
+    Transform,
+    Transpose,
+    Unstack,
+)
+from modelbay.weights.views import ModelNames, fact, reshape, split, transpose, unstack
 
 if TYPE_CHECKING:
     from modelbay.config import ModelConfig
 
+__all__ = ["adapt_pieces", "fact", "make_pieces"]
+
 
 def make_pieces(
-    entries: Mapping[str, TensorEntry], transforms: Sequence[Transform], config: ModelConfig
+    entries: Mapping[str, TensorEntry],
+    transforms: Sequence[Transform],
+    config: ModelConfig,
+    model: ModelNames | None = None,
 ) -> list[Piece]:
     """Every tensor on disk under the model's names, each transform applied to all of them in turn.
+
+    Args:
+        model: for the transforms that depend on what the model has.
 
     Raises:
         PluginError: a transform is not well-formed (bad pattern, unknown fact).
         WeightsError: a transform matches a tensor that it does not fit.
     """
     pieces = [Piece(source=name, name=name, shape=entry.shape) for name, entry in entries.items()]
-    for transform in transforms:
-        pattern = _compiled(transform)
-        if isinstance(transform, Stack):
-            pieces = _stack(transform, pattern, pieces)
-            continue
-        pieces = [
-            result
-            for piece in pieces
-            for result in (
-                _apply(transform, pattern, piece, config)
-                if piece.rule is None and pattern.search(piece.name)
-                else (piece,)
-            )
-        ]
-    return pieces
+    return _Transforms(config, model).run(transforms, pieces)
 
 
-def fact(config: ModelConfig, value: int | str) -> int:
-    """A size: a number itself, or the name of a fact of the config.
+def adapt_pieces(
+    pieces: Sequence[Piece], transforms: Sequence[Transform], config: ModelConfig, model: ModelNames
+) -> list[Piece]:
+    """The same for pieces, with transforms that are written for one of several layouts of a model's checkpoints.
 
-    ``q_size`` and ``kv_size`` are heads × head size; other names are fields of `ModelConfig`, then keys of its text
-    config.
-
-    Raises:
-        PluginError: the config has no such number.
+    A piece whose name the model has, and has no longer after the transforms, is left as it was: it is of the layout
+    for which they are not.
     """
-    if isinstance(value, int):
-        return value
-    if value == "q_size":
-        return config.num_heads * config.head_size
-    if value == "kv_size":
-        return config.num_kv_heads * config.head_size
-    found = getattr(config, value, None)
-    if found is None:
-        found = config.get(value)
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise PluginError(f"a weight transform asks for the size {value!r}; the config says {found!r}.")
-    return found
+    run = _Transforms(config, model).run
+    results = run(transforms, pieces)
+    arrived = {piece.source for piece in results if piece.rule is None and model.find(piece.name)}
+    kept = [piece for piece in pieces if piece.rule is None and piece.source not in arrived and model.find(piece.name)]
+    if not kept:
+        return results
+    sources = {piece.source for piece in kept}
+    return kept + run(transforms, [piece for piece in pieces if piece.source not in sources])
 
 
-def _compiled(transform: Transform) -> re.Pattern[str]:
+class _Transforms:
+    """Applies transforms; holds what they may ask for."""
+
+    def __init__(self, config: ModelConfig, model: ModelNames | None) -> None:
+        self.config = config
+        self.model = model
+
+    def run(self, transforms: Iterable[Transform], pieces: Sequence[Piece]) -> list[Piece]:
+        found = list(pieces)
+        for transform in transforms:
+            found = self._apply(transform, found)
+        return found
+
+    def _apply(self, transform: Transform, pieces: list[Piece]) -> list[Piece]:
+        match transform:
+            case Stack(pattern=pattern):
+                return stack(transform, _compiled(transform, pattern), pieces)
+            case Concat(patterns=patterns):
+                return concat(transform, tuple(_compiled(transform, pattern) for pattern in patterns), pieces)
+            case Chain():
+                return self._first_of((transform,), pieces)
+            case FirstOf(chains=chains):
+                return self._first_of(chains, pieces)
+        pattern = _compiled(transform, transform.pattern)
+        results: list[Piece] = []
+        for piece in pieces:
+            if piece.rule is None and pattern.search(piece.name):
+                results.extend(self._one(transform, pattern, piece))
+            else:
+                results.append(piece)
+        return results
+
+    def _one(self, transform: Transform, pattern: re.Pattern[str], piece: Piece) -> Iterable[Piece]:
+        match transform:
+            case Ignore(rule=rule):
+                known = transform.unless_known and self.model is not None and self.model.find(piece.name)
+                return (piece if known else replace(piece, rule=rule),)
+            case Rename(replacement=replacement, count=count):
+                return (replace(piece, name=pattern.sub(replacement, piece.name, count=count)),)
+            case Transpose():
+                return (transpose(transform, piece, self.model),)
+            case Reshape():
+                return (reshape(transform, piece, self.config),)
+            case Split():
+                return split(transform, pattern, piece, self.config, self.model)
+            case Unstack():
+                return unstack(transform, pattern, piece)
+        raise AssertionError(f"unknown transform {transform!r}")
+
+    def _first_of(self, chains: Sequence[Chain], pieces: list[Piece]) -> list[Piece]:
+        """Chains are run on the pieces that they are for, one run for each beginning that ``within`` matches."""
+        choose = [(chain, _chooser(chain)) for chain in chains]
+        results: list[Piece] = []
+        runs: dict[tuple[int, str], list[Piece]] = {}
+        for piece in pieces:
+            for order, (_, prefix_of) in enumerate(choose):
+                prefix = prefix_of(piece.name) if piece.rule is None else None
+                if prefix is not None:
+                    rest = replace(piece, name=piece.name.removeprefix(prefix))
+                    runs.setdefault((order, prefix), []).append(rest)
+                    break
+            else:
+                results.append(piece)
+        for (order, prefix), chosen in runs.items():
+            model = _Under(prefix, self.model) if prefix and self.model is not None else self.model
+            done = _Transforms(self.config, model).run(chains[order].steps, chosen)
+            results += [replace(piece, name=prefix + piece.name) for piece in done]
+        return results
+
+
+class _Under:
+    """The model's names that begin with a prefix, without it."""
+
+    def __init__(self, prefix: str, model: ModelNames) -> None:
+        self._prefix, self._model = prefix, model
+
+    def find(self, name: str) -> str | None:
+        return self._model.find(self._prefix + name)
+
+    def shape(self, name: str) -> Shape | None:
+        return self._model.shape(self._prefix + name)
+
+
+def _chooser(chain: Chain) -> Callable[[str], str | None]:
+    """For a name: how much of its beginning is ``within``, or None if the chain is not for it."""
+    within = _compiled(chain, chain.within)
+    patterns = [_compiled(chain, pattern) for pattern in chain.patterns]
+
+    def choose(name: str) -> str | None:
+        begin = within.match(name)
+        if begin is None:
+            return None
+        rest = name[begin.end() :]
+        return begin.group() if any(pattern.search(rest) for pattern in patterns) else None
+
+    return choose
+
+
+def _compiled(transform: Transform, pattern: str) -> re.Pattern[str]:
     try:
-        pattern = re.compile(transform.pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise PluginError(f"the pattern of {transform!r} is not a regular expression: {error}.") from error
-    if isinstance(transform, Stack) and "index" not in pattern.groupindex:
+    if isinstance(transform, Stack) and "index" not in compiled.groupindex:
         raise PluginError(f"the pattern of {transform!r} needs a group (?P<index>…) that captures the order.")
-    return pattern
-
-
-def _apply(transform: Transform, pattern: re.Pattern[str], piece: Piece, config: ModelConfig) -> Iterable[Piece]:
-    match transform:
-        case Ignore(rule=rule):
-            return (replace(piece, rule=rule),)
-        case Rename(replacement=replacement):
-            return (replace(piece, name=pattern.sub(replacement, piece.name)),)
-        case Transpose(dims=dims):
-            return (_transpose(piece, dims),)
-        case Reshape():
-            return (_reshape(transform, piece, config),)
-        case Split():
-            return _split(transform, pattern, piece, config)
-    raise AssertionError(f"unknown transform {transform!r}")
-
-
-def _transpose(piece: Piece, dims: tuple[int, int]) -> Piece:
-    rank = len(piece.full_shape)
-    first, second = (_dim(piece, dim, "transpose") for dim in dims)
-    order = list(range(rank))
-    order[first], order[second] = order[second], order[first]
-    slot = piece.slot
-    if slot is not None:
-        # The dimension that stacking adds moves too; the rest of the order is what the single tensor sees.
-        moved = order.index(slot.dim)
-        inner = [dim - (dim > slot.dim) for dim in order if dim != slot.dim]
-        piece, order = replace(piece, slot=replace(slot, dim=moved)), inner
-    return piece.then(Permute(tuple(order)))
-
-
-def _reshape(transform: Reshape, piece: Piece, config: ModelConfig) -> Piece:
-    if piece.slot is not None:
-        raise PluginError(f"{transform!r} comes after a Stack; put it before.")
-    size = _view_size(transform, piece, config)
-    if sorted(transform.order) != list(range(len(size))):
-        raise PluginError(f"the order of {transform!r} is not an order of {len(size)} dimensions.")
-    return piece.then(View(size), Permute(transform.order), View(piece.shape))
-
-
-def _view_size(transform: Reshape, piece: Piece, config: ModelConfig) -> Shape:
-    size = [fact(config, entry) for entry in transform.shape]
-    total = prod(piece.shape)
-    if size.count(-1) == 1:
-        known = prod(entry for entry in size if entry != -1)
-        if known and total % known == 0:
-            size[size.index(-1)] = total // known
-    if prod(size) != total or min(size, default=1) < 0:
-        raise WeightsError(f"tensor {piece.source!r} of shape {list(piece.shape)} cannot be viewed as {size}.")
-    return tuple(size)
-
-
-def _split(transform: Split, pattern: re.Pattern[str], piece: Piece, config: ModelConfig) -> list[Piece]:
-    if len(transform.names) != len(transform.sizes):
-        raise PluginError(f"{transform!r} has {len(transform.names)} names and {len(transform.sizes)} sizes.")
-    dim = _dim(piece, transform.dim, "split")
-    sizes = [fact(config, size) for size in transform.sizes]
-    have = piece.full_shape[dim]
-    if sum(sizes) != have or min(sizes) < 0:
-        raise WeightsError(f"tensor {piece.source!r} has {have} entries along dimension {dim}, not {sizes}.")
-    results, start = [], 0
-    for name, size in zip(transform.names, sizes, strict=True):
-        named = replace(piece, name=pattern.sub(name, piece.name))
-        results.extend(_cut(named, Narrow(dim, start, size)))
-        start += size
-    return results
-
-
-def _cut(piece: Piece, cut: Narrow) -> list[Piece]:
-    """One of the parts of a split: along the stacked dimension it is a choice of slots, else a narrower view."""
-    slot = piece.slot
-    if slot is None:
-        return [piece.then(cut)]
-    if cut.dim != slot.dim:
-        return [piece.then(replace(cut, dim=cut.dim - (cut.dim > slot.dim)))]
-    if not cut.start <= slot.index < cut.start + cut.size:
-        return []
-    return [replace(piece, slot=Slot(slot.dim, slot.index - cut.start, cut.size))]
-
-
-def _dim(piece: Piece, dim: int, what: str) -> int:
-    rank = len(piece.full_shape)
-    if not -rank <= dim < rank:
-        raise WeightsError(f"cannot {what} dimension {dim} of {piece.source!r}: its shape is {list(piece.full_shape)}.")
-    return dim % rank
-
-
-def _stack(transform: Stack, pattern: re.Pattern[str], pieces: list[Piece]) -> list[Piece]:
-    results: list[Piece] = []
-    groups: dict[str, list[tuple[int, Piece]]] = {}
-    for piece in pieces:
-        match = pattern.search(piece.name) if piece.rule is None else None
-        if match is None:
-            results.append(piece)
-            continue
-        if piece.slot is not None:
-            raise PluginError(f"{transform!r} stacks {piece.name!r}, which is already a stack.")
-        groups.setdefault(pattern.sub(transform.replacement, piece.name), []).append((int(match["index"]), piece))
-    for name, members in groups.items():
-        results.extend(_slots(transform, name, members))
-    return results
-
-
-def _slots(transform: Stack, name: str, members: list[tuple[int, Piece]]) -> list[Piece]:
-    """The members of one stack: numbered 0 … n-1 without gap, of one shape."""
-    indices = sorted(index for index, _ in members)
-    if indices != list(range(len(members))):
-        raise WeightsError(
-            f"{name!r} is stacked from numbers {shorten(map(str, indices))}: not 0 to {len(members) - 1}."
-        )
-    shapes = {piece.shape for _, piece in members}
-    if len(shapes) > 1:
-        raise WeightsError(
-            f"{name!r} is stacked from tensors of different shapes: {shorten(map(str, sorted(shapes)))}."
-        )
-    rank = len(members[0][1].shape) + 1
-    if not -rank <= transform.dim < rank:
-        raise WeightsError(f"{name!r} cannot be stacked along dimension {transform.dim} of {rank}.")
-    dim = transform.dim % rank
-    return [replace(piece, name=name, slot=Slot(dim, index, len(members))) for index, piece in members]
+    return compiled

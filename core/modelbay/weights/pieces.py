@@ -67,12 +67,22 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """The piece is the entries from ``start`` of ``total`` along its dimension ``dim``."""
+
+    dim: int
+    start: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of the tensor ``source`` on disk, under the name ``name``.
 
     Args:
         shape: after ``steps``, without the slot's dimension.
         slot: set if this piece is one of several that are stacked into ``name``.
+        span: set if it is one of several that follow each other in ``name`` (within its slot, if there is one).
         rule: the name of the rule by which it is ignored, if it is.
     """
 
@@ -81,14 +91,33 @@ class Piece:
     shape: Shape
     steps: tuple[Step, ...] = ()
     slot: Slot | None = None
+    span: Span | None = None
     rule: str | None = None
 
     @property
     def full_shape(self) -> Shape:
-        """The shape of the tensor ``name``: with the stacked dimension."""
-        if self.slot is None:
-            return self.shape
-        return (*self.shape[: self.slot.dim], self.slot.count, *self.shape[self.slot.dim :])
+        """The shape of the tensor ``name``, of which this piece may be a part."""
+        shape = self.shape
+        if self.span is not None:
+            shape = (*shape[: self.span.dim], self.span.total, *shape[self.span.dim + 1 :])
+        if self.slot is not None:
+            shape = (*shape[: self.slot.dim], self.slot.count, *shape[self.slot.dim :])
+        return shape
+
+    def outer(self, dim: int) -> int:
+        """The dimension ``dim`` of ``shape`` as one of ``full_shape``."""
+        return dim + (self.slot is not None and dim >= self.slot.dim)
+
+    def inner(self, dim: int) -> int:
+        """The dimension ``dim`` of ``full_shape``, which is not the slot's, as one of ``shape``."""
+        return dim - (self.slot is not None and dim > self.slot.dim)
+
+    def place_in(self, whole: Any) -> Any:
+        """The part of the tensor ``name`` that this piece fills, as a view."""
+        if self.span is not None:
+            dim = self.outer(self.span.dim)
+            whole = whole.narrow(dim, self.span.start, self.shape[self.span.dim])
+        return whole if self.slot is None else whole.select(self.slot.dim, self.slot.index)
 
     def then(self, *steps: Step) -> Piece:
         """This piece with more views behind it."""

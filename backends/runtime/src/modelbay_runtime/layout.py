@@ -8,6 +8,16 @@ A module says so with attributes that the loader reads:
   holds; absent means whole.
 * ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.
 * ``post_load()``: called once when everything in it is loaded, to repack its weights.
+
+The outermost module may say how checkpoints of it are laid out:
+
+* ``checkpoint_transforms: tuple[Transform, ...]``: from a checkpoint's names and shapes to its own. They take the place
+  of those of the `ArchSpec`, which are written for the class that it names. A tensor whose name the module has already
+  and would lose by them is left alone, so that they may serve several layouts.
+* ``checkpoint_prefixes: tuple[str, ...]``: what names in a checkpoint may begin with though the module's do not, and
+  the other way round, besides ``"model."``.
+* ``checkpoint_optional: tuple[str, ...]``: regular expressions; a persistent buffer whose name one of them is found in
+  keeps what it was built with if a checkpoint lacks it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -191,21 +192,40 @@ class _PostLoad:
 
 def _held(piece: Piece, target: Target) -> bool:
     """Whether this rank holds any of the piece: false for the other ranks' experts."""
-    shard, slot = target.shard, piece.slot
-    if shard is None or slot is None or shard.dim != slot.dim:
-        return True
-    return shard.start <= slot.index < shard.start + shard.size
+    return _overlap(piece, target) is not None
+
+
+def _overlap(piece: Piece, target: Target) -> tuple[int, int] | None:
+    """The entries along the shard's dimension of the logical tensor that the piece has and this rank holds: first
+    and last + 1; None if there are none."""
+    shard = target.shard
+    if shard is None:
+        return 0, 0
+    first, last = shard.start, shard.start + shard.size
+    slot, span = piece.slot, piece.span
+    if slot is not None and slot.dim == shard.dim:
+        first, last = max(first, slot.index), min(last, slot.index + 1)
+    elif span is not None and piece.outer(span.dim) == shard.dim:
+        first, last = max(first, span.start), min(last, span.start + piece.shape[span.dim])
+    else:
+        return first, last
+    return (first, last) if first < last else None
 
 
 def _slice(memory: torch.Tensor, piece: Piece, target: Target) -> tuple[torch.Tensor, Piece]:
     """Where the piece goes within its target's memory, and which part of it this rank reads."""
-    shard, slot = target.shard, piece.slot
-    index = slot.index if slot else 0
-    if shard is not None:
-        memory = memory.narrow(shard.dim, 0, shard.size)
-        if slot is not None and shard.dim == slot.dim:
-            index -= shard.start
-        else:
-            inner = shard.dim - (slot is not None and shard.dim > slot.dim)
-            piece = piece.then(Narrow(inner, shard.start, shard.size))
-    return (memory if slot is None else memory.select(slot.dim, index)), piece
+    shard, overlap = target.shard, _overlap(piece, target)
+    if shard is None or overlap is None:
+        return piece.place_in(memory), piece
+    slot, span = piece.slot, piece.span
+    first, last = overlap
+    memory = memory.narrow(shard.dim, first - shard.start, last - first)
+    if slot is not None and slot.dim == shard.dim:
+        slot = replace(slot, index=0, count=1)
+    else:
+        dim = piece.inner(shard.dim)
+        begin = first
+        if span is not None and span.dim == dim:
+            begin, span = first - span.start, None
+        piece = piece.then(Narrow(dim, begin, last - first))
+    return replace(piece, slot=slot, span=span).place_in(memory), piece

@@ -6,6 +6,7 @@ its first tensor, a tensor is a view of the mapped file, converted by the one co
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -20,8 +21,8 @@ from modelbay.weights.choose import choose_format
 from modelbay.weights.dummy import DummySource
 from modelbay.weights.formats import TensorEntry, WeightSource
 from modelbay.weights.index import shorten
-from modelbay.weights.matching import BEYOND, NOT_STRICT, Expected, Matching, match_names
-from modelbay.weights.names import make_pieces
+from modelbay.weights.matching import BEYOND, MODEL, NOT_STRICT, Expected, Known, Matching, match_names
+from modelbay.weights.names import adapt_pieces, make_pieces
 from modelbay.weights.pieces import Narrow, Piece
 from modelbay_runtime.load_stream import Streamer, dtype_name, read_piece
 from modelbay_runtime.load_targets import Target, Targets, find_targets
@@ -61,7 +62,9 @@ def load_weights(
         if isinstance(source, DummySource):
             source.expect(_dummy_tensors(targets, (name for name in targets.by_name if not _is_buffer(targets, name))))
         entries = source.entries()
-        matching = _match(entries, () if made_up else _transforms(spec, resolution), targets, resolution, made_up)
+        known = Known(_expected(model, targets, config, made_up))
+        pieces = make_pieces(entries, (), config) if made_up else _pieces(entries, spec, model, resolution, known)
+        matching = match_names(pieces, known.expected, strict=args.strict)
         _check_fit(matching, entries, targets)
         _check_ties(source, matching, entries, targets, config)
         _open_accounts(report, entries, targets, matching)
@@ -82,10 +85,17 @@ def _with_index(device: torch.device) -> torch.device:
     return device
 
 
-def _transforms(spec: LoadFormatSpec, resolution: Resolution) -> tuple[Transform, ...]:
+def _pieces(
+    entries: Mapping[str, TensorEntry], spec: LoadFormatSpec, model: nn.Module, resolution: Resolution, known: Known
+) -> list[Piece]:
     """The format's own names to Hugging Face's, then Hugging Face's to the model's."""
-    own = tuple(load_target(spec.transforms)(resolution.config)) if spec.transforms else ()
-    return own + (resolution.arch.transforms if resolution.arch else ())
+    config = resolution.config
+    of_format = tuple(load_target(spec.transforms)(config)) if spec.transforms else ()
+    of_model: tuple[Transform, ...] | None = getattr(model, "checkpoint_transforms", None)
+    if of_model is not None:
+        return adapt_pieces(make_pieces(entries, of_format, config, known), of_model, config, known)
+    of_arch = resolution.arch.transforms if resolution.arch else ()
+    return make_pieces(entries, of_format + of_arch, config, known)
 
 
 def _is_buffer(targets: Targets, name: str) -> bool:
@@ -96,22 +106,20 @@ def _dummy_tensors(targets: Targets, names: Iterable[str]) -> dict[str, tuple[tu
     return {name: (targets[name].whole_shape(), dtype_name(targets[name].storage.dtype)) for name in names}
 
 
-def _match(
-    entries: Mapping[str, TensorEntry],
-    transforms: tuple[Transform, ...],
-    targets: Targets,
-    resolution: Resolution,
-    made_up: bool,
-) -> Matching:
-    config = resolution.config
-    expected = Expected(
+def _expected(model: nn.Module, targets: Targets, config: ModelConfig, made_up: bool) -> Expected:
+    """``made_up``: the checkpoint is, so it has no buffers."""
+    optional = tuple(map(re.compile, getattr(model, "checkpoint_optional", ())))
+    buffers = [name for name in targets.by_name if _is_buffer(targets, name)]
+    return Expected(
         names=tuple(name for name in targets.by_name if not (made_up and _is_buffer(targets, name))),
         fused=targets.fused,
         tied=targets.tied,
         computed=targets.computed,
         num_layers=config.num_layers,
+        shapes={name: target.whole_shape() for name, target in (*targets.by_name.items(), *targets.whole.items())},
+        prefixes=tuple(dict.fromkeys((MODEL, *getattr(model, "checkpoint_prefixes", ())))),
+        optional=[name for name in buffers if any(pattern.search(name) for pattern in optional)],
     )
-    return match_names(make_pieces(entries, transforms, config), expected, strict=resolution.args.strict)
 
 
 def _check_fit(matching: Matching, entries: Mapping[str, TensorEntry], targets: Targets) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
+from modelbay.architectures import suffix_task
 from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
@@ -19,12 +20,25 @@ from modelbay_transformers.classes import ModelClasses
 from modelbay_transformers.fuse import fuse_layers, say_fusion
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
+from modelbay_transformers.plans import check_plans
+from modelbay_transformers.pack import pack_linears
 from modelbay_transformers.probe import ProbeResult, probe
 from modelbay_transformers.surgery import replace_head, replace_linears
+from modelbay_transformers.trials import replace_norms
 
 
-def assemble(classes: ModelClasses, resolution: Resolution, build: BuildContext) -> nn.Module:
+def assemble(
+    classes: ModelClasses,
+    resolution: Resolution,
+    build: BuildContext,
+    *,
+    check: Callable[[nn.Module, nn.Module], None] | None = None,
+) -> nn.Module:
     """Build, probe, attach attention, replace linears, wrap.
+
+    Args:
+        check: a plugin's own rules: is called with the outer model and its base model (the same where there is no
+            class around it), parameters on meta, before the probe.
 
     Raises:
         BackendError: the rule that the model breaks.
@@ -35,21 +49,30 @@ def assemble(classes: ModelClasses, resolution: Resolution, build: BuildContext)
     outer = build_on_meta(outer_class, classes.config, dispatch.ATTENTION, build.dtype)
     prefix = _prefix(outer) if classes.head else ""
     base = outer.get_submodule(prefix) if prefix else outer
-    found = probe(base, layer_count=None)
+    if check is not None:
+        check(outer, base)
+    check_plans(classes.config, base, resolution.trace)
+    found = probe(base, layer_count=resolution.config.num_layers, longest=build.max_model_len)
     _check_causality(found, resolution)
     holder = StepHolder()
     fusion = fuse_layers(build, resolution.plugins, base, found.attention, holder)
+    packed = [] if fusion.layers else pack_linears(build, base, found.linears)
     kv_specs = {block.self_attn.attention.layer: block.self_attn.attention.kv_spec for block in fusion.layers.values()}
     for facts in found.attention:
         if facts.name.rpartition(".")[0] not in fusion.layers:
             layer = ServedAttention(build, facts, holder)
             dispatch.attach(facts.module, layer)
             kv_specs[facts.layer] = layer.kv_spec
-    inside = tuple(f"{name}." for name in fusion.layers)
+    inside = tuple(f"{name}." for name in fusion.layers) + tuple(name for group in packed for name in group)
     replaced = replace_linears(build, base, [name for name in found.linears if not name.startswith(inside)])
+    norms = replace_norms(build, base)
     module = _wrap(outer, base, prefix, kv_specs, holder, resolution, build)
     _say(resolution.trace, classes, outer_class, module, found, replaced)
     say_fusion(resolution.trace, fusion)
+    if packed:
+        groups = sorted({"+".join(name.rpartition(".")[2] for name in group) for group in packed})
+        resolution.trace.decide("build", "packed linears", groups, "probe: given the very same tensor")
+    resolution.trace.decide("build", "norms", f"{norms} replaced by the runtime's kernel", "trial: same numbers")
     return module
 
 
@@ -94,7 +117,7 @@ def _wrap(
     if prefix:
         _replace_head(outer, prefix, config, build)
         return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
-    if resolution.task != "generate":
+    if resolution.task != "generate" and suffix_task(resolution.architecture) != "generate":
         return TransformersModel(base, kv_specs, holder, position_offset=offset)
     embedding = next((name for name, module in base.named_modules() if module is base.get_input_embeddings()), None)
     tied_to = f"model.{embedding}.weight" if config.tie_word_embeddings and embedding else None

@@ -33,12 +33,7 @@ class TransformersBackend:
             return Verdict(False, "encoder-decoder models are not served")
         if known_to_transformers(config.model_type):
             return Verdict(True, f"Transformers has model_type {config.model_type}")
-        auto_map = config.raw.get("auto_map") or {}
-        if "AutoModel" not in auto_map:
-            return Verdict(False, f"Transformers has no model_type {config.model_type}, and there is no auto_map.AutoModel")
-        if not args.trust_remote_code:
-            return Verdict(False, "auto_map.AutoModel is code of the repository: it needs --trust-remote-code")
-        return Verdict(True, f"auto_map.AutoModel is {auto_map['AutoModel']}")
+        return Verdict(False, f"Transformers has no model_type {config.model_type}")
 
     def build(self, resolution: Resolution, build: BuildContext) -> nn.Module:
         """The wrapped module, parameters on meta.

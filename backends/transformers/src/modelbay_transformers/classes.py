@@ -1,4 +1,4 @@
-"""Which classes of Transformers (or of the model's repository) make up a model, and the config they are built from."""
+"""Which classes of Transformers make up a model, and the config they are built from."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
-from modelbay.trust import load_remote_class
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClasses:
-    """``base`` computes hidden states. ``head``, if there is one, is the class around it that computes logits."""
+    """``base`` computes hidden states. ``head``, if there is one, is the class around it that computes logits.
+
+    A model that was made to generate has its head also when it is asked for hidden states: its checkpoint has it.
+    """
 
     config: Any
     base: type
@@ -26,26 +28,13 @@ def find_classes(resolution: Resolution) -> ModelClasses:
     """The classes for a resolved model.
 
     Raises:
-        BackendError: neither Transformers nor ``auto_map`` has a base model for it.
-        TrustError: only the repository's own code has, and it is not trusted.
+        BackendError: Transformers has no base model for it.
     """
     config = own_config(resolution.config)
     base = _transformers_base(config)
-    if base is not None:
-        head = _transformers_head(resolution) if resolution.task == "generate" else None
-        return ModelClasses(config, base, head, "Transformers")
-    auto_map = resolution.config.raw.get("auto_map") or {}
-    if "AutoModel" not in auto_map:
-        raise BackendError(
-            f"Transformers has no base model for model_type {resolution.config.model_type!r}, and the config has no "
-            "auto_map.AutoModel.",
-            hint="A custom model names its base model class there (MyModel, not MyModelForCausalLM).",
-        )
-    base = _remote(resolution, auto_map["AutoModel"], "model class")
-    head = None
-    if resolution.task == "generate" and "AutoModelForCausalLM" in auto_map:
-        head = _remote(resolution, auto_map["AutoModelForCausalLM"], "model class with a head")
-    return ModelClasses(config, base, head, f"auto_map.AutoModel = {auto_map['AutoModel']}")
+    if base is None:
+        raise BackendError(f"Transformers has no base model for model_type {resolution.config.model_type!r}.")
+    return ModelClasses(config, base, _transformers_head(resolution), "Transformers")
 
 
 def own_config(config: ModelConfig) -> Any:
@@ -81,15 +70,3 @@ def _transformers_head(resolution: Resolution) -> type | None:
 
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     return getattr(transformers, resolution.architecture, None) if resolution.architecture in known else None
-
-
-def _remote(resolution: Resolution, reference: str, what: str) -> type:
-    args = resolution.args
-    return load_remote_class(
-        reference,
-        resolution.files,
-        trusted=args.trust_remote_code,
-        code_revision=args.code_revision,
-        what=what,
-        trace=resolution.trace,
-    )

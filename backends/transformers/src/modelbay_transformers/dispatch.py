@@ -10,8 +10,12 @@ from typing import Any, Protocol
 
 import torch
 
+from modelbay_transformers.masks import describe_mask
+
 #: The value of ``config._attn_implementation``. No mask function has this name, so Transformers builds no mask.
 ATTENTION = "modelbay"
+#: Its value while a model is probed: there is a mask function of this name, which describes instead of building.
+PROBING = "modelbay_probing"
 _LAYER = "_modelbay_attention"
 
 
@@ -24,10 +28,13 @@ class AttentionCall(Protocol):
 
 
 def register() -> None:
-    """Make the name known to Transformers. Idempotent; called when a model is built, never at import."""
+    """Make the names known to Transformers. Idempotent; called when a model is built, never at import."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
+    ALL_ATTENTION_FUNCTIONS.register(PROBING, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PROBING, describe_mask)
 
 
 def attach(module: Any, serve: AttentionCall | None) -> None:
@@ -35,11 +42,16 @@ def attach(module: Any, serve: AttentionCall | None) -> None:
     module.__dict__[_LAYER] = serve
 
 
+def attached(module: Any) -> AttentionCall | None:
+    """What answers the attention calls of ``module``."""
+    return module.__dict__.get(_LAYER)
+
+
 def _attend(
     module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_mask: Any = None, **facts: Any
 ) -> tuple[torch.Tensor, None]:
     """Transformers' signature: q [1, N, T, D], k [1, K, T, D], v [1, K, T, E] -> ([1, T, N, E], None)."""
-    serve = module.__dict__.get(_LAYER)
+    serve = attached(module)
     if serve is None:
         from modelbay.errors import BackendError
 

@@ -1,14 +1,15 @@
-"""One forward on meta, before any weight is loaded: who calls attention, how often, and with what.
+"""Before any weight is loaded: who calls attention, how often, and with what.
 
 Models accept another attention function and never call it, call it twice, or bring a mask of their own. So nothing
 is believed: what the probe saw is what will be served, and everything it does not understand is refused by name.
+
+It runs the model twice. Once under a name for which Transformers builds masks, to read off which keys each layer sees;
+once as it will be served, without any mask.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +17,19 @@ import torch
 from torch import nn
 
 from modelbay.errors import BackendError
-from modelbay_transformers.dispatch import attach
+from modelbay_transformers import dispatch, masks
+from modelbay_transformers.masks import MaskFacts
+from modelbay_transformers.probe_run import (
+    TOKENS,
+    LinearWatch,
+    Seen,
+    accepted_arguments,
+    attention_named,
+    run_on_meta,
+    shape_of,
+)
 
-#: Tokens of the probe: not a size that any dimension of a model has.
-TOKENS = 11
+__all__ = ["TOKENS", "AttentionFacts", "ProbeResult", "accepted_arguments", "probe", "run_on_meta"]
 
 #: Arguments of the attention interface that change nothing here.
 _WITHOUT_MEANING = {
@@ -29,6 +39,8 @@ _WITHOUT_MEANING = {
 }  # fmt: skip
 #: Those that the runtime's attention applies.
 _APPLIED = {"scaling", "sliding_window", "softcap", "s_aux"}
+#: Models of which no more is asked than that positions are read may be told about lengths up to this.
+_LONGEST = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +63,22 @@ class AttentionFacts:
 
 @dataclass(slots=True)
 class ProbeResult:
-    """``attention`` in the order of the calls; ``linears``: name -> the identity of each call's input."""
+    """``attention`` in the order of the calls; ``linears``: name -> the identity of each call's input;
+    ``position_rows``: rows of the smallest table that is indexed by position, None if there is none."""
 
     attention: list[AttentionFacts]
     hidden_size: int
     linears: dict[str, list[int]] = field(default_factory=dict)
+    position_rows: int | None = None
 
 
 @dataclass(slots=True)
 class _Call:
+    module: nn.Module
     q: torch.Size
     k: torch.Size
     v: torch.Size
+    mask: Any
     facts: dict[str, Any]
 
 
@@ -70,190 +86,126 @@ class _Recorder:
     """Stands where a layer will: writes the call down and gives zeros."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[nn.Module, _Call]] = []
+        self.calls: list[_Call] = []
 
     def __call__(
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
     ) -> torch.Tensor:
-        if mask is not None:
+        if mask is not None and masks.origin(mask) is None:
             raise BackendError(
-                f"{type(module).__name__} brings an attention mask of its own ({_shape(mask)}); "
+                f"{type(module).__name__} brings an attention mask of its own ({shape_of(mask)}); "
                 "what it hides is not known, so it is not served."
             )
-        self.calls.append((module, _Call(q.shape, k.shape, v.shape, facts)))
+        self.calls.append(_Call(module, q.shape, k.shape, v.shape, masks.origin(mask), facts))
         return v.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
-def _shape(mask: Any) -> str:
-    return f"shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LONGEST) -> ProbeResult:
+    """Run ``base`` (parameters on meta, buffers real) and read off its attention.
 
-
-def probe(base: nn.Module, *, layer_count: int | None = None) -> ProbeResult:
-    """Run ``base`` (parameters on meta, buffers real) once and read off its attention.
+    Args:
+        layer_count: how many layers must call attention at least.
+        longest: the longest sequence that will be served, in tokens.
 
     Raises:
         BackendError: naming the module and the rule it breaks.
     """
-    recorder, linears = _Recorder(), _LinearWatch(base)
-    for module in base.modules():
-        attach(module, recorder)
-    try:
-        with linears, _experts_pass_through(base):
-            hidden = run_on_meta(base)
-    finally:
-        for module in base.modules():
-            attach(module, None)
-    names = {module: name for name, module in base.named_modules()}
-    attention = _read_calls(recorder.calls, names, base)
-    if layer_count is not None and len(attention) < layer_count:
-        raise BackendError(
-            f"{type(base).__name__} has {layer_count} layers and {len(attention)} of them call attention through "
-            "Transformers' interface: the others attend (or keep a state) in a way that is not served."
-        )
-    return ProbeResult(attention, hidden.shape[-1], linears.inputs)
-
-
-def run_on_meta(base: nn.Module) -> torch.Tensor:
-    """The last hidden state [1, TOKENS, H] on meta.
-
-    Raises:
-        BackendError: the forward needs what is not there (a cache, pixels, real values).
-    """
-    buffers = {name: buffer.to("meta") for name, buffer in base.named_buffers()}
-    ids = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
-    inputs = {"input_ids": ids, "position_ids": torch.zeros_like(ids), "use_cache": False, "return_dict": True}
-    accepted = accepted_arguments(base)
-    if "position_ids" not in accepted:
-        raise BackendError(
-            f"{type(base).__name__}.forward takes no position_ids: tokens of several sequences cannot share a batch."
-        )
-    try:
-        with torch.no_grad(), _real_attributes_on_meta(base):
-            output = torch.func.functional_call(base, buffers, (), {k: v for k, v in inputs.items() if k in accepted})
-    except BackendError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise BackendError(
-            f"{type(base).__name__} cannot be probed without weights: {type(error).__name__}: {text}"
-        ) from error
-    hidden = getattr(output, "last_hidden_state", None)
-    if hidden is None:
-        hidden = output[0]
-    if not isinstance(hidden, torch.Tensor) or hidden.shape[:2] != (1, TOKENS):
-        raise BackendError(f"{type(base).__name__} does not give one hidden state for each token ({_shape(hidden)}).")
-    return hidden
-
-
-def accepted_arguments(module: nn.Module) -> set[str]:
-    """Names of forward's arguments; a ``**kwargs`` counts for those that Transformers' models pass along."""
-    parameters = inspect.signature(module.forward).parameters
-    return set(parameters) | ({"use_cache", "return_dict"} if "kwargs" in parameters else set())
-
-
-@contextmanager
-def _real_attributes_on_meta(base: nn.Module) -> Iterator[None]:
-    """Tensors that modules keep as plain attributes (``original_inv_freq``) are on meta for the time of the probe."""
-    moved: list[tuple[nn.Module, str, torch.Tensor]] = []
-    for module in base.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and value.device.type != "meta":
-                moved.append((module, name, value))
-                module.__dict__[name] = value.to("meta")
-    try:
-        yield
-    finally:
-        for module, name, value in moved:
-            module.__dict__[name] = value
-
-
-@contextmanager
-def _experts_pass_through(base: nn.Module) -> Iterator[None]:
-    """Experts route by value, and on meta there are none: for the probe they hand their input on."""
-    replaced = []
-    for module in base.modules():
-        experts = getattr(module, "experts", None)
-        if isinstance(experts, nn.Module):
-            replaced.append(experts)
-            experts.__dict__["forward"] = lambda hidden_states, *args, **kwargs: torch.zeros_like(hidden_states)
-    try:
-        yield
-    finally:
-        for experts in replaced:
-            experts.__dict__.pop("forward", None)
-
-
-class _LinearWatch:
-    """Which linears are called through their forward, and which are given the very same tensor."""
-
-    def __init__(self, base: nn.Module) -> None:
-        self.base = base
-        self.inputs: dict[str, list[int]] = {}
-        self._kept: list[torch.Tensor] = []  # an id is only an identity while its object lives
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> _LinearWatch:
-        for name, module in self.base.named_modules():
-            if type(module) is nn.Linear:
-                self._hooks.append(module.register_forward_pre_hook(self._record(name)))
-        return self
-
-    def _record(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], torch.Tensor):
-                self._kept.append(args[0])
-                self.inputs.setdefault(name, []).append(id(args[0]))
-
-        return hook
-
-    def __exit__(self, *exc: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._kept.clear()
-
-
-def _read_calls(
-    calls: list[tuple[nn.Module, _Call]], names: Mapping[nn.Module, str], base: nn.Module
-) -> list[AttentionFacts]:
+    dispatch.register()
+    masked, _, _ = _run(base, dispatch.PROBING)
+    calls, seen, linears = _run(base, dispatch.ATTENTION)
     if not calls:
         raise BackendError(
             f"{type(base).__name__} never calls attention through Transformers' interface (ALL_ATTENTION_FUNCTIONS), "
             "so the runtime's attention and cache cannot serve it."
         )
+    names = {module: name for name, module in base.named_modules()}
+    if [call.module for call in masked] != [call.module for call in calls]:
+        raise BackendError(f"{type(base).__name__} attends otherwise when it builds no mask, so it is not served.")
+    described = _read_masks(masked, names, longest)
+    attention = _read_calls(calls, described, names, base)
+    if layer_count is not None and len(calls) < layer_count:
+        raise BackendError(
+            f"{type(base).__name__} has {layer_count} layers and {len(calls)} of them call attention through "
+            "Transformers' interface: the others keep a state or attend in another way, which is not served."
+        )
+    return ProbeResult(attention, seen.hidden.shape[-1], linears, seen.position_rows)
+
+
+def _run(base: nn.Module, name: str) -> tuple[list[_Call], Seen, dict[str, list[int]]]:
+    recorder, linears = _Recorder(), LinearWatch(base)
+    before = [(module, dispatch.attached(module)) for module in base.modules()]
+    for module, _ in before:
+        dispatch.attach(module, recorder)
+    try:
+        with linears, attention_named(base, name):
+            seen = run_on_meta(base)
+    finally:
+        for module, serve in before:
+            dispatch.attach(module, serve)
+    return recorder.calls, seen, linears.inputs
+
+
+def _read_masks(
+    calls: Sequence[_Call], names: Mapping[nn.Module, str], longest: int
+) -> list[MaskFacts | None]:
+    """What each call's mask lets it see; None where a model gives its attention none."""
+    known: dict[int, MaskFacts] = {}
+    found: list[MaskFacts | None] = []
+    for call in calls:
+        if call.mask is not None and id(call.mask) not in known:
+            known[id(call.mask)] = masks.read_mask(call.mask, longest, TOKENS, names[call.module])
+        found.append(None if call.mask is None else known[id(call.mask)])
+    return found
+
+
+def _read_calls(
+    calls: Sequence[_Call], described: Sequence[MaskFacts | None], names: Mapping[nn.Module, str], base: nn.Module
+) -> list[AttentionFacts]:
     found: list[AttentionFacts] = []
-    seen: dict[int, str] = {}
-    called: set[nn.Module] = set()
-    for order, (module, call) in enumerate(calls):
-        name = names[module]
-        if module in called:
-            raise BackendError(f"{name} calls attention more than once in one forward; each module may call it once.")
-        called.add(module)
-        facts = _read_call(name, module, call, order)
-        if facts.causal and facts.layer in seen:
+    layers: dict[int, str] = {}
+    by_module: dict[nn.Module, AttentionFacts] = {}
+    for order, (call, mask) in enumerate(zip(calls, described, strict=True)):
+        name = names[call.module]
+        facts = _read_call(name, call, mask, order)
+        again = by_module.get(call.module)
+        if again is not None:
+            _check_repetition(again, facts)
+            continue
+        if facts.causal and facts.layer in layers:
             raise BackendError(
-                f"{name} and {seen[facts.layer]} have the same layer_idx {facts.layer}: it must tell their caches apart."
+                f"{name} and {layers[facts.layer]} have the same layer_idx {facts.layer}: "
+                "it must tell their caches apart."
             )
-        seen[facts.layer] = name
+        layers[facts.layer], by_module[call.module] = name, facts
         found.append(facts)
     if len({facts.causal for facts in found}) > 1:
         raise BackendError(f"{type(base).__name__} has causal and bidirectional layers in one model.")
     return found
 
 
-def _read_call(name: str, module: nn.Module, call: _Call, order: int) -> AttentionFacts:
+def _check_repetition(first: AttentionFacts, again: AttentionFacts) -> None:
+    """Layers that share their parameters call one module several times: fine where nothing is kept between calls.
+
+    Raises:
+        BackendError: it keeps keys and values, or its calls differ.
+    """
+    shared = not first.causal and not again.causal
+    if not shared or _without_layer(first) != _without_layer(again):
+        raise BackendError(f"{first.name} calls attention more than once in one forward; each module may call it once.")
+
+
+def _without_layer(facts: AttentionFacts) -> tuple[Any, ...]:
+    names = ("num_heads", "num_kv_heads", "head_size", "v_head_size", "scaling", "window", "softcap", "sinks")
+    return tuple(getattr(facts, name) for name in names)
+
+
+def _read_call(name: str, call: _Call, mask: MaskFacts | None, order: int) -> AttentionFacts:
     given = {key: value for key, value in call.facts.items() if value is not None}
     unknown = sorted(key for key in given if key not in _APPLIED and key not in _WITHOUT_MEANING)
-    unknown = [key for key in unknown if not _is_off(given[key])]
+    unknown = [key for key in unknown if given[key] is not False]
     if unknown:
         raise BackendError(f"{name} gives its attention {', '.join(unknown)}, which is not known here.")
-    causal = given.get("is_causal")
-    if causal is None:
-        causal = getattr(module, "is_causal", True)
-    layer = getattr(module, "layer_idx", None)
-    if not causal:
-        layer = order
-    elif not isinstance(layer, int) or isinstance(layer, bool):
-        raise BackendError(f"{name} has no integer layer_idx ({layer!r}): it must tell its cache from others'.")
+    causal, window = _keys_seen(name, call, mask)
     (_, heads, length, size), (_, kv_heads, keys, k_size), v_size = call.q, call.k, call.v[-1]
     if length != TOKENS or keys != TOKENS or size != k_size:
         raise BackendError(f"{name} attends {length} queries of size {size} over {keys} keys of size {k_size}.")
@@ -261,17 +213,36 @@ def _read_call(name: str, module: nn.Module, call: _Call, order: int) -> Attenti
         raise BackendError(f"{name} has {heads} query heads over {kv_heads} key heads, which do not divide.")
     scaling = given.get("scaling")
     return AttentionFacts(
-        name, module, layer, heads, kv_heads, size, v_size, size**-0.5 if scaling is None else _number(scaling, name),
-        _window(given.get("sliding_window"), name), _optional(given.get("softcap"), name), "s_aux" in given, bool(causal),
+        name, call.module, _layer(name, call.module, causal, order), heads, kv_heads, size, v_size,
+        size**-0.5 if scaling is None else _number(scaling, name),
+        window, _optional(given.get("softcap"), name), "s_aux" in given, causal,
     )  # fmt: skip
 
 
-def _is_off(value: Any) -> bool:
-    return isinstance(value, bool) and not value
+def _keys_seen(name: str, call: _Call, mask: MaskFacts | None) -> tuple[bool, int | None]:
+    """Whether the call is causal, and its window: as its mask says, which is what Transformers' own attention applies;
+    without a mask, as its arguments do."""
+    window = _window(call.facts.get("sliding_window"), name)
+    if mask is None:
+        causal = call.facts.get("is_causal")
+        causal = bool(getattr(call.module, "is_causal", True) if causal is None else causal)
+        return causal, window
+    return mask.causal, mask.window
+
+
+def _layer(name: str, module: nn.Module, causal: bool, order: int) -> int:
+    if not causal:
+        return order
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int) or isinstance(layer, bool):
+        raise BackendError(f"{name} has no integer layer_idx ({layer!r}): it must tell its cache from others'.")
+    return layer
 
 
 def _number(value: Any, name: str) -> float:
     if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "meta":
         return float(value)
     raise BackendError(f"{name} gives its attention a scaling that is no plain number ({type(value).__name__}).")
 

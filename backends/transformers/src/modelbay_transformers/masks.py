@@ -1,0 +1,97 @@
+"""Which keys a model's masks let its attention see, read off Transformers' own mask functions during the probe.
+
+While a model is probed, a name is registered under which Transformers does build masks: ours describes the mask function
+instead of filling a matrix, and what it gives is recognised where attention receives it. While a model is served, no
+mask is built at all; the kernels apply what was read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from modelbay.errors import BackendError
+
+_FACTS = "_modelbay_mask"
+#: Rows of a mask are looked at up to this length; a longer window or chunk would not matter below it.
+_LONGEST = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFacts:
+    """``window``: keys that a query sees, itself included; of an encoder, distances below it on both sides."""
+
+    causal: bool
+    window: int | None
+
+
+def describe_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Any, *args: Any, device: Any = None, **kwargs: Any
+) -> torch.Tensor:
+    """Transformers' signature of a mask builder: a mask on meta that carries what it lets see."""
+    mask = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    return remember(mask, mask_function)
+
+
+def remember(mask: torch.Tensor, value: Any) -> torch.Tensor:
+    """Hang a mask's origin on it."""
+    setattr(mask, _FACTS, value)
+    return mask
+
+
+def origin(mask: Any) -> Any:
+    """What `remember` hung on a mask; None for one that the model made itself."""
+    return getattr(mask, _FACTS, None)
+
+
+def read_mask(mask_function: Any, length: int, tokens: int, who: str) -> MaskFacts:
+    """What a mask function lets see, for sequences of at most ``length`` tokens.
+
+    Args:
+        tokens: the length of the probe, beyond which a function that looks at the tokens themselves cannot be asked.
+
+    Raises:
+        BackendError: neither causal nor both ways, with or without a window.
+    """
+    length = max(tokens, min(length, _LONGEST))
+    try:
+        return _read(mask_function, length, who)
+    except IndexError:
+        return _read(mask_function, tokens, who)
+
+
+def _read(mask_function: Any, length: int, who: str) -> MaskFacts:
+    keys = torch.arange(length)
+    zero = torch.zeros((), dtype=torch.long)
+    rows = {row: _row(mask_function, zero, row, keys) for row in _rows(length)}
+    causal = not any(bool(seen[row + 1 :].any()) for row, seen in rows.items())
+    window = _window(rows, causal)
+    for row, seen in rows.items():
+        distance = row - keys
+        expected = distance >= 0 if causal else torch.ones_like(seen)
+        if window is not None:
+            expected &= distance.abs() < window
+        if not torch.equal(expected, seen):
+            raise BackendError(
+                f"{who} hides keys by a rule of its own, neither causal nor both ways with a window "
+                f"(token {row} sees {int(seen.sum())} of {length}), so it is not served."
+            )
+    return MaskFacts(causal, window)
+
+
+def _rows(length: int) -> list[int]:
+    return sorted({0, 1, length // 3, length // 2 + 1, length - 2, length - 1})
+
+
+def _row(mask_function: Any, zero: torch.Tensor, row: int, keys: torch.Tensor) -> torch.Tensor:
+    seen = mask_function(zero, zero, torch.tensor(row), keys)
+    return torch.as_tensor(seen, dtype=torch.bool).expand(keys.shape).clone()
+
+
+def _window(rows: dict[int, torch.Tensor], causal: bool) -> int | None:
+    """The window that the last row shows, None if it sees everything behind it."""
+    row = max(rows)
+    behind = int(rows[row][: row + 1].sum())
+    return None if behind == row + 1 else behind

@@ -1,0 +1,39 @@
+"""The parallel plans that a model's config class declares: checked while it is built, shown by explain (X5, X6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from modelbay.plans import check_pp_plan, check_tp_plan, unmatched
+from modelbay.trace import Trace
+
+TP_PLAN, PP_PLAN = "base_model_tp_plan", "base_model_pp_plan"
+
+
+def check_plans(config: Any, base: nn.Module, trace: Trace) -> None:
+    """Check the plans of ``config`` (and the styles in those of its sub-configs) against the base model.
+
+    Raises:
+        ConfigError: an unknown style, or a pipeline plan that does not fit the model's children.
+    """
+    owner = type(config).__name__
+    for part in [config, *_sub_configs(config)]:
+        if plan := getattr(part, TP_PLAN, None):
+            check_tp_plan(plan, f"{type(part).__name__}.{TP_PLAN}")
+    if plan := getattr(config, TP_PLAN, None):
+        names = [name for name, _ in base.named_modules()] + [name for name, _ in base.named_parameters()]
+        missed = unmatched(plan, names)
+        note = f"; match nothing: {', '.join(missed)}" if missed else ""
+        level = "warning" if missed else "info"
+        trace.decide("plan", TP_PLAN, f"{len(plan)} patterns{note}", owner, level=level)  # type: ignore[arg-type]
+    if plan := getattr(config, PP_PLAN, None):
+        children = {name: isinstance(child, nn.ModuleList) for name, child in base.named_children()}
+        check_pp_plan(plan, children, f"{owner}.{PP_PLAN}")
+        trace.decide("plan", PP_PLAN, ", ".join(plan), owner)
+
+
+def _sub_configs(config: Any) -> list[Any]:
+    found = [getattr(config, key, None) for key in getattr(config, "sub_configs", {})]
+    return [part for part in found if part is not None]
