@@ -131,6 +131,18 @@ class _HandOver(nn.Module):
     hidden: torch.Tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+        return _Hidden(self.hidden)
 
-        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
+
+class _Hidden:
+    """A base model's output, of any of Transformers' kinds: hidden states, and None for whatever else is asked."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]

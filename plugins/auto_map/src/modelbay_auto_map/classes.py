@@ -22,7 +22,7 @@ def find_classes(resolution: Resolution) -> ModelClasses:
     base = _load(resolution, auto_map["AutoModel"], "the model class")
     _check_class(base, f"auto_map.AutoModel = {auto_map['AutoModel']}")
     head = None
-    if "AutoModelForCausalLM" in auto_map and suffix_task(resolution.architecture) == "generate":
+    if "AutoModelForCausalLM" in auto_map and "generate" in (resolution.task, suffix_task(resolution.architecture)):
         head = _load(resolution, auto_map["AutoModelForCausalLM"], "the language model class")
         _check_class(head, f"auto_map.AutoModelForCausalLM = {auto_map['AutoModelForCausalLM']}")
     return ModelClasses(own_config(resolution.config), base, head, resolution.files.reference)

@@ -60,8 +60,30 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_la
 _ORDINARY_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 # fmt: on
 
+_SHARED_KV = {
+    "num_hidden_layers": 6, "num_kv_shared_layers": 2, "intermediate_size": [2 * HIDDEN] * 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3, "activation_sparsity_pattern": [0.95, 0.0] * 3,
+    "laurel_rank": 8,
+}  # fmt: skip
+
 #: What no rule by name can know: sizes that depend on one another in one family.
-_FAMILIES: dict[str, dict[str, Any]] = {}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "longcat_flash": {"head_dim": HEAD_SIZE // 2, "qk_head_dim": HEAD_SIZE + HEAD_SIZE // 2, "zero_expert_num": 2},
+    "nemotron": {"num_key_value_heads": KV_HEADS},
+    "gemma3n_text": _SHARED_KV,
+    "gemma3n": {"text_config": _SHARED_KV},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+    },
+    "dots3_note_text": {"num_key_value_heads": HEADS},
+    "dots3_note": {"text_config": {"num_key_value_heads": HEADS}},
+    "esmc": {"num_key_value_heads": HEADS},
+    "esm": {"vocab_size": VOCAB_SIZE},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+}
 
 
 def tiny_config(model_type: str, **overrides: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from modelbay_testing.logits import engine_logits, worst_difference
 from modelbay_testing.matrix.cases import Case
+from modelbay_testing.tiny import tiny_tokenizer
 from modelbay_testing.tiny_configs import FIRST_MEDIA_ID, tiny_config
 
 #: Two results match if they differ by at most this, or by this part of ten times the largest reference value.
@@ -112,6 +113,8 @@ def _compare(case: Case, config: Any, folder: Path) -> tuple[float, float]:
     reference = _reference(case, config)
     _randomize(reference)
     reference.save_pretrained(folder)
+    config.save_pretrained(folder)  # as a composite model has it, where the class is built from its text config alone
+    tiny_tokenizer(folder)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, FIRST_MEDIA_ID, (n,), generator=generator).tolist() for n in _LENGTHS]
     with LLM(str(folder), **arguments(case)) as llm:
@@ -135,7 +138,10 @@ def _reference(case: Case, config: Any) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, case.architecture)._from_config(copy.deepcopy(config), dtype=torch.float32).eval()
+        cls = getattr(transformers, case.architecture)
+        config = copy.deepcopy(config)
+        own = config if isinstance(config, cls.config_class) else config.get_text_config()
+        model = cls._from_config(own, dtype=torch.float32).eval()
     _forward(model, [[5, 6, 7]])
     return model
 
