@@ -49,7 +49,7 @@ RULES = {
     "one of the layers never calls it": Broken(
         "grove",
         {CALL: CALL.replace("attention_interface(", "(attention_interface if self.layer_idx else eager_attention_forward)(")},
-        says=("layers.0.self_attn", "ALL_ATTENTION_FUNCTIONS"),
+        says=("GroveModel has 2 layers and 1 of them call attention through Transformers' interface",),
     ),
     "called twice": Broken(
         "grove",
@@ -79,7 +79,7 @@ RULES = {
     "a mask of its own": Broken(
         "grove",
         {CALL: CALL.replace("attention_mask,", "query.new_zeros(1, 1, query.shape[2], query.shape[2]),")},
-        says=("self_attn", "mask"),
+        says=("GroveAttention brings an attention mask of its own",),
     ),
     # 2. Encoder-only: is_causal = False.
     "some layers causal, some not": Broken(
@@ -102,7 +102,7 @@ RULES = {
         "hive",
         {"self.experts = HiveExperts(config)": "self.specialists = HiveExperts(config)",
          "self.experts(flat": "self.specialists(flat"},
-        says=("HiveModel", "experts"),
+        says=("HiveModel", "attribute `experts`", "hidden_states, top_k_index, top_k_weights"),
     ),
     # The base model carries what is special, and auto_map.AutoModel names it.
     "no AutoModel": Broken(

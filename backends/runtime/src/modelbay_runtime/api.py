@@ -12,7 +12,7 @@ Legend: T tokens, H hidden size, V vocabulary, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,7 +48,7 @@ class BuildContext:
     parallel: ParallelContext = field(default_factory=ParallelContext)
     max_model_len: int = 2048
 
-    def op(self, name: str, **facts: Any) -> Callable[..., Any]:
+    def op(self, name: str, **facts: Any) -> Any:
         """The implementation of op ``name`` for a layer with these facts; the choice goes to the trace."""
         return self.kernels.bind(name, facts)
 

@@ -38,7 +38,7 @@ class LLM:
         self.resolution: Resolution = resolve(model, **kwargs)
         self._engine: Engine | None = Engine(self.resolution)
         self._ids = itertools.count()
-        self._arrived: dict[str, RequestOutput] = {}
+        self._arrived: dict[str, RequestOutput | HiddenStatesOutput] = {}
 
     @property
     def engine(self) -> Engine:
@@ -101,7 +101,7 @@ class LLM:
         """Answer conversations: lists of ``{"role": …, "content": …}``, rendered by the model's chat template."""
         if not messages:
             raise UsageError("a conversation has at least one message.")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        conversations: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [
             self.render(
                 conversation,

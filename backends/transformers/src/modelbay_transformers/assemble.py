@@ -59,7 +59,7 @@ def assemble(
     holder = StepHolder()
     fusion = fuse_layers(build, resolution.plugins, base, found.attention, holder)
     packed = [] if fusion.layers else pack_linears(build, base, found.linears)
-    kv_specs = {block.self_attn.attention.layer: block.self_attn.attention.kv_spec for block in fusion.layers.values()}
+    kv_specs = {block.attention.layer: block.attention.kv_spec for block in fusion.layers.values()}
     for facts in found.attention:
         if facts.name.rpartition(".")[0] not in fusion.layers:
             layer = ServedAttention(build, facts, holder)

@@ -28,7 +28,7 @@ from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.kv_layout import plan_layout
 from modelbay_runtime.kernels.attention import AttentionSpec
 from modelbay_runtime.kernels.table import REFERENCE, KernelTable
-from modelbay_runtime.layers.attention import SelfAttention
+from modelbay_runtime.layers.attention import Attention, SelfAttention
 from modelbay_runtime.layers.decoder import DecoderLayer
 from modelbay_runtime.step import KVGroupStep
 from modelbay_transformers import dispatch
@@ -63,10 +63,17 @@ class Fusion:
 class FusedLayer(DecoderLayer):
     """The runtime's decoder layer, called as Transformers calls its own. Parameters keep their names."""
 
+    self_attn: SelfAttention
+
     def __init__(self, build: BuildContext, facts: AttentionFacts, names: set[str], holder: StepHolder) -> None:
         self._biases = (names >= _QKV_BIAS, names >= _O_BIAS)
         super().__init__(build, facts.layer)
         self._holder = holder
+
+    @property
+    def attention(self) -> Attention:
+        """The paged attention inside."""
+        return self.self_attn.attention
 
     def make_attention(self, build: BuildContext, layer: int) -> SelfAttention:
         qkv_bias, o_bias = self._biases
@@ -95,7 +102,8 @@ def fuse_layers(
     build: BuildContext, plugins: Plugins, base: nn.Module, attention: list[AttentionFacts], holder: StepHolder
 ) -> Fusion:
     """Replace what can be replaced in ``base``; nothing is raised for what cannot."""
-    fusion, verdicts = Fusion(), {}
+    fusion = Fusion()
+    verdicts: dict[Any, str | None] = {}
     for facts in attention:
         name = facts.name.rpartition(".")[0]
         layer = base.get_submodule(name)
@@ -163,7 +171,7 @@ def _try(
     holder = StepHolder()
     try:
         block = FusedLayer(trial, facts, _parameter_names(layer), holder)
-        if block.self_attn.attention.spec != _expected_spec(facts):
+        if block.attention.spec != _expected_spec(facts):
             return "its heads, scaling or window are not those of the config"
         original = copy.deepcopy(layer)
         _fill_alike(original, block)
@@ -231,7 +239,7 @@ def _compare(
 
 def _step(block: FusedLayer, facts: AttentionFacts) -> Step:
     """One sequence of `_TOKENS` tokens, prefilled at once, with a cache of its own."""
-    layout = plan_layout({facts.layer: block.self_attn.attention.kv_spec}, 16)
+    layout = plan_layout({facts.layer: block.attention.kv_spec}, 16)
     cache = KVCache(layout, 2, torch.float32, torch.device("cpu"))
     group = KVGroupStep(
         slots=torch.arange(16, 16 + _TOKENS), block_tables=torch.ones(1, 1, dtype=torch.int32),

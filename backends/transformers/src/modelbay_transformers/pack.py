@@ -89,14 +89,14 @@ def _pack(build: BuildContext, base: nn.Module, group: tuple[str, ...]) -> dict[
     """Replace the group's linears in their parent; returns the parent's modules as they were."""
     parent = _parent(base, group[0])
     before = dict(parent._modules)
-    children = [name.rpartition(".")[2] for name in group]
-    sizes = {child: before[child].out_features for child in children}  # type: ignore[union-attr]
-    first = before[children[0]]
+    linears = {name.rpartition(".")[2]: base.get_submodule(name) for name in group}
+    sizes = {child: int(linear.out_features) for child, linear in linears.items()}  # type: ignore[arg-type]
+    first = next(iter(linears.values()))
     assert isinstance(first, nn.Linear), "only plain linears are grouped"
     packed = Packed(build, first.in_features, sizes, bias=first.bias is not None)
     for section in packed.packed:
         parent._modules[section.name] = Part(packed, section.start, section.size)
-    parent.add_module("packed_" + "_".join(children), packed)
+    parent.add_module("packed_" + "_".join(linears), packed)
     return before
 
 

@@ -6,6 +6,7 @@ Only linears that the probe saw being called are touched. One whose weight is re
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +19,7 @@ def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str])
     """Replace the named ``nn.Linear`` modules; returns how many."""
     replaced = 0
     for name in names:
-        old = model.get_submodule(name)
+        old: Any = model.get_submodule(name)
         new = Linear(build, old.in_features, old.out_features, bias=old.bias is not None)
         if old.weight.dtype != build.dtype:
             continue  # kept in another precision on purpose
@@ -29,7 +30,7 @@ def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str])
 
 def replace_head(build: BuildContext, model: nn.Module, name: str, tied_to: str | None) -> None:
     """Replace the linear over the vocabulary, and say which parameter it shares."""
-    old = model.get_submodule(name)
+    old: Any = model.get_submodule(name)
     new = Head(build, old.in_features, old.out_features, tied_to=tied_to)
     if old.bias is not None:
         new.bias = nn.Parameter(old.bias.detach(), requires_grad=False)

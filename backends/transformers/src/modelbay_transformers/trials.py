@@ -30,7 +30,8 @@ def replace_norms(build: BuildContext, base: nn.Module) -> int:
     """Replace modules that are an RMSNorm over the last dimension, weight as it is; returns how many."""
     verdicts: dict[Any, bool] = {}
     replaced = 0
-    for name, module in list(base.named_modules()):
+    modules: list[tuple[str, Any]] = list(base.named_modules())
+    for name, module in modules:
         eps = _norm_eps(module)
         if eps is None or module.weight.dtype != build.dtype:
             continue
@@ -44,7 +45,7 @@ def replace_norms(build: BuildContext, base: nn.Module) -> int:
     return replaced
 
 
-def _norm_eps(module: nn.Module) -> float | None:
+def _norm_eps(module: Any) -> float | None:
     """The epsilon of a module that could be an RMSNorm."""
     if isinstance(module, RMSNorm) or module._modules or list(module._parameters) != ["weight"]:
         return None
@@ -54,7 +55,7 @@ def _norm_eps(module: nn.Module) -> float | None:
     return eps if isinstance(eps, float) else None
 
 
-def _is_rms_norm(module: nn.Module, eps: float) -> bool:
+def _is_rms_norm(module: Any, eps: float) -> bool:
     size = module.weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     trial = copy.deepcopy(module)

@@ -18,6 +18,11 @@ from modelbay_transformers.classes import ModelClasses
 #: What `experts.forward` takes, by these names: tokens [T, H], and for each token its k experts and their weights.
 EXPERTS_TAKE = ("hidden_states", "top_k_index", "top_k_weights")
 
+EXPERTS_HINT = (
+    "If it routes tokens to experts: a sparse MoE block has them in an attribute `experts`, whose forward takes "
+    f"{', '.join(EXPERTS_TAKE)}."
+)
+
 
 def check_instance(classes: ModelClasses, outer: nn.Module, base: nn.Module) -> None:
     """Check the model whose parameters are on meta; ``outer`` is ``base`` itself where there is no class around it.
@@ -94,7 +99,7 @@ class _StandIn(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("_base")[0], name)
+            return getattr(self.__dict__["_base"][0], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import MoeModelOutputWithPast

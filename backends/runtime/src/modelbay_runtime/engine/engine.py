@@ -191,7 +191,7 @@ class Engine:
                 self.cache.clear()
             raise
 
-    def _compute(self, scheduled: list[Scheduled]) -> list[RequestOutput]:
+    def _compute(self, scheduled: list[Scheduled]) -> list[RequestOutput | HiddenStatesOutput]:
         for item in scheduled:
             self.requests[item.sequence.request_id].mark_scheduled()
         output = self.runner.run(scheduled)

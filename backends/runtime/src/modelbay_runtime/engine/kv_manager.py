@@ -5,6 +5,7 @@ Legend: B sequences of a step, M blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,18 +77,18 @@ class KVManager:
 
     def _longest_prefix(self, sequence: Sequence) -> int:
         """Tokens at the beginning whose rows every group still has; at least one token is left to compute."""
-        groups = self.layout.groups
+        groups = [(group, group.block_size) for group in self.layout.groups if group.block_size is not None]
         if not groups:
             return 0
-        step = int(np.lcm.reduce([group.block_size for group in groups]))
+        step = math.lcm(*(block_size for _, block_size in groups))
         limit = (len(sequence) - 1) // step * step
-        for group in groups:
+        for group, block_size in groups:
             if group.spec.window is None:
                 count = 0
-                while (count + 1) * group.block_size <= limit and self._find(group, sequence, count) is not None:
+                while (count + 1) * block_size <= limit and self._find(group, sequence, count) is not None:
                     count += 1
-                limit = count * group.block_size // step * step
-        windows = [group for group in groups if group.spec.window is not None]
+                limit = count * block_size // step * step
+        windows = [group for group, _ in groups if group.spec.window is not None]
         while limit and not all(self._window_is_cached(group, sequence, limit) for group in windows):
             limit -= step
         return limit

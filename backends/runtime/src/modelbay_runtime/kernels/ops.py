@@ -6,6 +6,8 @@ D head size, E value head size, H hidden size, I intermediate size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -32,7 +34,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     turned.copy_(torch.addcmul(turned * cos, torch.roll(turned, size // 2, -1), sin))
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu": F.gelu,

@@ -19,6 +19,8 @@ class Rotary(nn.Module):
     The tables are real while the module is on meta: they are not parameters and no checkpoint fills them.
     """
 
+    table: torch.Tensor  # [2, L, R]: cos, and sin with its first half negated
+
     def __init__(self, build: BuildContext, rope: RopeSpec) -> None:
         super().__init__()
         inv_freq, factor = inverse_frequencies(rope, build.max_model_len, build.config.max_model_len)
