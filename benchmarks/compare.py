@@ -28,6 +28,7 @@ from modelbay_runtime.bench import DEFAULT_SHAPES, check_fits, parse_shapes
 
 TARGETS = {
     "modelbay": "comparison.engines:Modelbay",
+    "modelbay-transformers": "comparison.engines:ModelbayTransformers",
     "hf": "comparison.engines:HuggingFace",
     "vllm": "comparison.engines:Vllm",
     "vllm-eager": "comparison.engines:VllmEager",
@@ -151,7 +152,7 @@ def engine_spec(
     if name.startswith("vllm"):
         assert vllm_python is not None, "checked with the options"
         return EngineSpec(name, TARGETS[name], vllm_python, VLLM_ENV, common)
-    more = modelbay_args if name == "modelbay" else {}
+    more = modelbay_args if name.startswith("modelbay") else {}
     return EngineSpec(name, TARGETS[name], settings={**common, **more})
 
 

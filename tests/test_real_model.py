@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,28 +46,16 @@ def prompts(text: list[int]) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": text[97 * i : 97 * i + length]} for i, length in enumerate(LENGTHS)]
 
 
-@dataclass
-class Expected:
-    """Transformers' greedy continuation of each prompt, and its logits [T, V] of prompt and continuation."""
-
-    token_ids: list[list[int]]
-    logits: list[torch.Tensor]
+@pytest.fixture(scope="module")
+def reference_of() -> Callable[[str], Reference]:
+    """``reference_of("llama")``: Transformers in float32, loaded once."""
+    return cache(lambda family: Reference(or_skip(CHECKPOINTS[family], "float32")))
 
 
 @pytest.fixture(scope="module")
-def expected_of(prompts: list[Any]) -> Callable[[str], Expected]:
-    """``expected_of("llama")``, in float32, computed once."""
-
-    @cache
-    def compute(family: str) -> Expected:
-        reference = Reference(or_skip(CHECKPOINTS[family], "float32"))
-        token_ids = reference.greedy_batch([prompt["prompt_token_ids"] for prompt in prompts], NEW_TOKENS)
-        logits = [
-            reference.logits([*prompt["prompt_token_ids"], *ids]) for prompt, ids in zip(prompts, token_ids, strict=True)
-        ]
-        return Expected(token_ids, logits)
-
-    return compute
+def expected_logits(reference_of: Callable[[str], Reference]) -> Callable[[str, tuple[int, ...]], torch.Tensor]:
+    """Transformers' logits [T, V] of these tokens, computed once."""
+    return cache(lambda family, token_ids: reference_of(family).logits(token_ids))
 
 
 @pytest.mark.parametrize(
@@ -81,21 +68,40 @@ def expected_of(prompts: list[Any]) -> Callable[[str], Expected]:
     ],
 )
 def test_logits_and_64_greedy_tokens_are_those_of_transformers(
-    family: str, options: dict[str, Any], expected_of: Callable[[str], Expected], prompts: list[Any]
+    family: str,
+    options: dict[str, Any],
+    expected_logits: Callable[[str, tuple[int, ...]], torch.Tensor],
+    prompts: list[Any],
 ) -> None:
     """All prompts in one batch, then again with the prefix cache's hits: every row of every step."""
-    expected = expected_of(family)
     path = or_skip(CHECKPOINTS[family], "float32")
     with LLM(str(path), dtype="float32", max_model_len=1024, max_num_seqs=8, **options) as llm:
         for hit in (False, True):
             with record_logits(llm) as recording:
                 outputs = llm.generate(prompts, GREEDY)
-            assert [output.outputs[0].token_ids for output in outputs] == expected.token_ids
-            for output, length, logits in zip(outputs, LENGTHS, expected.logits, strict=True):
+            for output, length in zip(outputs, LENGTHS, strict=True):
+                tokens = (*output.prompt_token_ids, *output.outputs[0].token_ids)
+                logits = expected_logits(family, tokens)
+                # Each token is Transformers' likeliest after those before it: so is the whole continuation.
+                assert list(tokens[length:]) == logits[length - 1 : -1].argmax(-1).tolist()
                 cached = output.metrics.num_cached_tokens
                 assert cached == ((length - 1) // 16 * 16 if hit else 0)
                 assert recording.positions(output.request_id) == list(range(cached, length + NEW_TOKENS - 1))
                 assert recording.worst_difference(output.request_id, logits) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [("llama", 2), pytest.param("llama", 8, marks=pytest.mark.deep), pytest.param("qwen2", 8, marks=pytest.mark.deep)],
+)
+def test_greedy_text_is_what_transformers_generate_returns(
+    family: str, count: int, reference_of: Callable[[str], Reference], prompts: list[Any]
+) -> None:
+    path = or_skip(CHECKPOINTS[family], "float32")
+    with LLM(str(path), dtype="float32", max_model_len=1024, max_num_seqs=8) as llm:
+        outputs = llm.generate(prompts[:count], GREEDY)
+    for output in outputs:
+        assert output.outputs[0].token_ids == reference_of(family).greedy(output.prompt_token_ids, NEW_TOKENS)
 
 
 def test_bfloat16_is_as_close_to_float32_as_transformers_bfloat16(text: list[int]) -> None:

@@ -55,6 +55,13 @@ class Modelbay:
         return versions("modelbay", "torch", "transformers") | {"settings": self.options} | torch_threads()
 
 
+class ModelbayTransformers(Modelbay):
+    """This project's engine on Transformers' modelling code, whether or not there is a native family."""
+
+    def __init__(self, model: str, dtype: str, max_model_len: int, **options: Any) -> None:
+        super().__init__(model, dtype, max_model_len, **{**options, "model_impl": "transformers"})
+
+
 class HuggingFace:
     """Transformers' own ``generate``, with its default attention and cache."""
 

@@ -122,6 +122,35 @@ def test_a1_a_named_backend_never_falls_back(model: Any, plugin: Any) -> None:
         resolve("m", plugins=plugin(late=YES, first=NO), model_impl="first")
 
 
+def test_a1_a_backend_that_extends_another_answers_to_its_name_too(
+    model: Any, plugin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it, never before it; and it keeps a name of its own."""
+
+    def specs(base: Verdict, more: Verdict) -> list[Any]:
+        loaded = plugin(other=YES)
+        for name, verdict in (("base", base), ("more", more)):
+            monkeypatch.setattr(loaded[1], name, type(name, (Fake,), {"verdict": verdict}), raising=False)
+        records = [
+            BackendSpec(name="more", target="fake_plugin:more", order=20, extends="base"),
+            BackendSpec(name="base", target="fake_plugin:base", order=10),
+            BackendSpec(name="other", target="fake_plugin:other", order=5),
+        ]
+        monkeypatch.setattr(
+            loaded[1], "register_modeling_backends", hookimpl(lambda: records, specname="register_modeling_backends")
+        )
+        return loaded
+
+    assert resolve("m", plugins=specs(YES, YES), model_impl="base").backend == "base"
+    resolution = resolve("m", plugins=specs(NO, YES), model_impl="base")
+    assert resolution.backend == "more"
+    rejected = {entry.option: entry.reason for entry in resolution.trace.find("backend").rejected}
+    assert rejected == {"base": NO.reason, "other": "it could (it is registered), but more was asked for"}
+    assert resolve("m", plugins=specs(YES, YES), model_impl="more").backend == "more"
+    with pytest.raises(BackendError, match=r"model_impl=base cannot build .*: base: .*; more: its attention is unknown"):
+        resolve("m", plugins=specs(NO, NO), model_impl="base")
+
+
 def test_a1_an_unknown_backend_lists_the_installed(model: Any, plugin: Any) -> None:
     with pytest.raises(UsageError, match=r"unknown model_impl 'natve'; installed: auto, native.*Nearest: native"):
         resolve("m", plugins=plugin(native=YES), model_impl="natve")

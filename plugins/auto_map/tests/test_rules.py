@@ -84,7 +84,8 @@ RULES = {
     # 2. Encoder-only: is_causal = False.
     "some layers causal, some not": Broken(
         "quill",
-        {"        self.layer_idx = layer_idx\n": "        self.layer_idx = layer_idx\n        self.is_causal = layer_idx > 0\n"},
+        {"        self.layer_idx = layer_idx\n": "        self.layer_idx = layer_idx\n        self.is_causal = layer_idx > 0\n",
+         "block(hidden_states, mask, **kwargs)": "block(hidden_states, None, **kwargs)"},
         says=("QuillModel has causal and bidirectional layers",),
     ),
     # 3. Mixture of experts.

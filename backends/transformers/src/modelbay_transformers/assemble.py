@@ -17,7 +17,7 @@ from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import ServedAttention, StepHolder
 from modelbay_transformers.classes import ModelClasses
-from modelbay_transformers.conversion import read_conversion
+from modelbay_transformers.conversion import leave_out_pooler, read_conversion
 from modelbay_transformers.fuse import fuse_layers, say_fusion
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
@@ -48,7 +48,10 @@ def assemble(
     outer_class = classes.head or classes.base
     _check_class(outer_class)
     outer = build_on_meta(outer_class, classes.config, dispatch.ATTENTION, build.dtype)
-    conversion = read_conversion(outer, base_only=classes.head is None and resolution.task != "generate")
+    hidden_only = classes.head is None and resolution.task != "generate"
+    if hidden_only:
+        leave_out_pooler(outer)
+    conversion = read_conversion(outer, base_only=hidden_only)
     prefix = _prefix(outer) if classes.head else ""
     base = outer.get_submodule(prefix) if prefix else outer
     if check is not None:

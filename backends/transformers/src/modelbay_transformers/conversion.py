@@ -7,6 +7,7 @@ an instance and compiled to data; nothing of Transformers runs while weights are
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from modelbay_transformers.experts import expert_chains
 
 IGNORED = "ignored by Transformers on load"
 NOT_OF_BASE = "not of the base model"
+NOT_BUILT = "left out of the base model"
 
 #: Ends a name that is still inside a converter; no parameter's name has it.
 _MARK = "#"
@@ -81,6 +83,15 @@ def read_conversion(model: nn.Module, *, base_only: bool) -> Conversion:
     return Conversion((*transforms, *_ignores(model, prefix if base_only else "")), prefixes, _optional(model))
 
 
+def leave_out_pooler(model: nn.Module) -> None:
+    """Take away what computes one vector of a sequence, as ``add_pooling_layer=False`` does: hidden states do not need
+    it, and checkpoints of language models lack it."""
+    pooler = model._modules.get("pooler")
+    if pooler is not None and "add_pooling_layer" in inspect.signature(type(model)).parameters:
+        del model._modules["pooler"]
+        model.pooler = None
+
+
 def _remote_renames(model: nn.Module) -> Iterable[Transform]:
     """Transformers 4 had the renames on the class, and code in repositories still has."""
     mapping = getattr(model, "_checkpoint_conversion_mapping", None) or {}
@@ -94,8 +105,14 @@ def _ignores(model: nn.Module, base_prefix: str) -> Iterable[Transform]:
     if base_prefix:
         # What is neither under the prefix nor under a child of the base model: the head of another class.
         inside = [base_prefix, *model._modules, *model._parameters, *model._buffers]
-        begins = "|".join(re.escape(name) for name in inside)
-        yield Ignore(rf"^(?!(?:{begins})(?:\.|$))", NOT_OF_BASE, unless_known=True)
+        yield Ignore(rf"^(?!(?:{_any(inside)})(?:\.|$))", NOT_OF_BASE, unless_known=True)
+        absent = [name for name, value in vars(model).items() if value is None and not name.startswith("_")]
+        if absent:
+            yield Ignore(rf"^(?:{re.escape(base_prefix)}\.)?(?:{_any(absent)})\.", NOT_BUILT, unless_known=True)
+
+
+def _any(names: Iterable[str]) -> str:
+    return "|".join(re.escape(name) for name in names)
 
 
 def _optional(model: nn.Module) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelbay.errors import EngineError, ModelbayError
 from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
@@ -66,7 +67,13 @@ class TransformersModel(nn.Module):
             inputs["input_ids"] = input_ids[None]
         else:
             inputs["inputs_embeds"] = inputs_embeds[None]
-        return self.base(**inputs, **self._fixed)[0][0]
+        try:
+            return self.base(**inputs, **self._fixed)[0][0]
+        except (ModelbayError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            name, kind, text = type(self.base).__name__, type(error).__name__, " ".join(str(error).split())
+            raise EngineError(f"{name} raised {kind} in its forward: {text}") from error
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
         return self._kv_specs

@@ -89,15 +89,8 @@ class Reference:
     @torch.inference_mode()
     def greedy(self, token_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         """The likeliest continuation by Transformers' `generate`, past any end-of-sequence token."""
-        return self.greedy_batch([token_ids], max_new_tokens)[0]
-
-    @torch.inference_mode()
-    def greedy_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """The same for several prompts at once, padded on the left as `generate` wants it."""
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ids = torch.tensor([list(token_ids)])
         output = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
         )
-        return output[:, longest:].tolist()
+        return output[0, len(token_ids) :].tolist()
