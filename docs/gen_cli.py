@@ -26,7 +26,16 @@ def commands() -> dict[str, click.Command]:
     group = build_group()
     with group.make_context("modelbay", [], resilient_parsing=True) as ctx:
         found = {name: group.get_command(ctx, name) for name in group.list_commands(ctx)}
-    return {name: command for name, command in found.items() if command is not None}
+    return {
+        full: each for name, command in found.items() if command is not None for full, each in _with_sub(name, command)
+    }
+
+
+def _with_sub(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """A command and, if it is a group, those below it."""
+    yield name, command
+    for sub in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from _with_sub(f"{name} {sub.name}", sub)
 
 
 def takes_engine_arguments(command: click.Command) -> bool:
@@ -63,6 +72,8 @@ def _prose(command: click.Command) -> str:
 
 
 def _usage(command: click.Command) -> Iterator[str]:
+    if isinstance(command, click.Group):
+        yield "COMMAND"
     if any(isinstance(parameter, click.Option) for parameter in command.params):
         yield "[OPTIONS]"
     for parameter in command.params:

@@ -77,12 +77,7 @@ def distributions_of(package: str) -> set[str]:
 
 def test_import_contracts() -> None:
     """Who may import whom, as written down for import-linter."""
-    command = [
-        str(Path(sys.executable).with_name("lint-imports")),
-        "--config",
-        str(ROOT / "pyproject.toml"),
-        "--no-cache",
-    ]
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -71,6 +71,7 @@ class EngineArgs:
     seed: int = _arg(0, "Seed of everything random that a request does not seed itself.")
     plugins: Sequence[Any] | None = _arg(None, "Plugins to load (names or modules); all installed ones if not given.", flag=False)
     prefer: Mapping[str, str] | None = _arg(None, "Which distribution serves a name that two offer.", flag=False)
+    locked: str | None = _arg(None, "Lock file (modelbay lock): take its commits and settings, refuse what differs.")
     strict: bool = _arg(True, "Refuse checkpoints with unknown, missing or duplicate tensors.")
     strict_plugins: bool = _arg(False, "Fail when an installed plugin fails, instead of skipping it.", flag=False)
 

@@ -36,6 +36,10 @@ def register_commands() -> list[CommandSpec]:
         CommandSpec(
             name="explain", target="modelbay.cli.explain:command", summary="Explain what would run, without weights."
         ),
+        CommandSpec(name="lock", target="modelbay.cli.lock:command", summary="Write down all that a run is made of."),
+        CommandSpec(
+            name="trust", target="modelbay.cli.trust:command", summary="Show and change which remote code is trusted."
+        ),
         CommandSpec(name="version", target="modelbay.cli.version:command", summary="Show versions."),
         CommandSpec(
             name="config", target="modelbay.cli.config:command", summary="Show the settings and where they come from."

@@ -72,6 +72,10 @@ class RemoteCodeError(ModelbayError):
     """Trusted code from a model repository is absent, or failed while it was imported."""
 
 
+class LockError(ModelbayError):
+    """A locked run would differ from what was locked."""
+
+
 class ConfigError(ModelbayError):
     """The config is unreadable, contradictory, or says something Modelbay does not know."""
 

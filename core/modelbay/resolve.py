@@ -75,6 +75,12 @@ def resolve_args(
 
     trace = Trace() if trace is None else trace
     settings = load_settings() if settings is None else settings
+    lock = None
+    if args.locked is not None:
+        from modelbay.lock import read_lock
+
+        lock = read_lock(args.locked)
+        args = lock.pin(args, trace)
     if plugins is None:
         plugins = load_plugins(
             args.plugins, prefer=args.prefer, strict=args.strict_plugins, trace=trace, settings=settings
@@ -88,7 +94,10 @@ def resolve_args(
     candidates = assess_backends(files, config, arch, args, plugins, chosen=wanted)
     backend = choose_backend(candidates, wanted, source, config, architecture, arch, plugins, trace)
     owner = owned.owner if owned else None
-    return Resolution(args, plugins, files, config, task, architecture, arch, owner, backend, candidates, trace)
+    resolution = Resolution(args, plugins, files, config, task, architecture, arch, owner, backend, candidates, trace)
+    if lock is not None:
+        lock.check(resolution)
+    return resolution
 
 
 def single_file_suffixes(plugins: Plugins) -> Sequence[str]:

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import re
+import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from modelbay.errors import ConfigError, RemoteCodeError, TrustError
+from modelbay import trust_lock
+from modelbay.errors import ModelbayError, RemoteCodeError, TrustError
 from modelbay.remote_code.closure import Closure, file_of, find_closure
+from modelbay.remote_code.references import Reference, all_code, code_files, modules_beside
 from modelbay.remote_code.store import package_name, store
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
-
-_REFERENCE = re.compile(r"(?:(?P<repo>[\w.-]+/[\w.-]+)--)?(?P<module>\w+(?:\.\w+)*)\.(?P<name>\w+)", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """A parsed ``auto_map`` entry: ``repo`` is None for the model's own repository."""
-
-    repo: str | None
-    module: str
-    name: str
-
-    @classmethod
-    def parse(cls, reference: str, what: str) -> _Reference:
-        match = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
-        if match is None:
-            raise ConfigError(
-                f"the auto_map entry for {what} is {reference!r}.",
-                hint='It must be "module.Class" or "org/code--module.Class".',
-            )
-        return cls(match["repo"], match["module"], match["name"])
 
 
 def load_remote_class(
@@ -49,6 +28,9 @@ def load_remote_class(
     others; an edited file makes a new one; the config class that the model's module imports is the one that was loaded
     for the config. Packages that the code imports absolutely must be installed.
 
+    Trust is given to content: the first use records the hash of each file, and what differs later is refused until
+    `modelbay trust add` (see `modelbay.trust_lock`).
+
     Args:
         files: the model's repository.
         trusted: whether the user allows code from repositories to run. Local directories need it too.
@@ -58,11 +40,11 @@ def load_remote_class(
 
     Raises:
         TrustError: not trusted; names the repository, the class, and the flag. Raised before anything is imported
-            or downloaded, and never asks.
+            or downloaded, and never asks. Or the code is not the code that was trusted; names the changed files.
         ConfigError: the entry is malformed.
         RemoteCodeError: the code is missing, or failed while it was imported.
     """
-    parsed = _Reference.parse(reference, what)
+    parsed = Reference.parse(reference, what)
     repository = parsed.repo or files.reference
     if trusted is not True:
         raise TrustError(
@@ -70,8 +52,9 @@ def load_remote_class(
             f"({file_of(parsed.module)}), and code from model repositories is not trusted.",
             hint="Read that file, then pass --trust-remote-code (trust_remote_code=True) to let it run.",
         )
-    code = _code_files(parsed, files, code_revision, trace)
-    closure = find_closure(code, parsed.module, _modules_beside(parsed, files))
+    code = code_files(parsed.repo, files, code_revision, trace)
+    closure = find_closure(code, parsed.module, modules_beside(parsed, files))
+    known = _admit(code, closure, files, code_revision, trace)
     if f"{package_name(closure)}.{parsed.module}" not in sys.modules:
         store(closure)
     found = _import(closure, parsed, repository)
@@ -80,61 +63,43 @@ def load_remote_class(
         f"remote code: {what}",
         {
             "class": parsed.name,
-            "repository": code.repo_id or str(code.root),
+            "repository": trust_lock.repository_of(code),
             "commit": code.commit,
             "package": package_name(closure),
             "files": closure.digests(),
         },
-        f"auto_map {reference!r}, trusted by trust_remote_code",
+        f"auto_map {reference!r}, trusted by trust_remote_code; {known}",
     )
     return found
 
 
-def _code_files(parsed: _Reference, files: ModelFiles, code_revision: str | None, trace: Trace) -> ModelFiles:
-    """The repository that the code is taken from, at its own commit."""
-    from modelbay.source import find_repository
+def _admit(code: ModelFiles, closure: Closure, files: ModelFiles, code_revision: str | None, trace: Trace) -> str:
+    """Compare with the record of what was trusted, or begin it; returns which it was.
 
-    if parsed.repo in (None, files.repo_id):
-        if code_revision is None or code_revision in (files.commit, files.revision):
-            return files
-        if files.repo_id is None:
-            trace.warn(
-                "source", "code revision", None, f"{files.reference} is a local path: {code_revision!r} has no meaning"
-            )
-            return files
-        return find_repository(files.repo_id, revision=code_revision, local=False, trace=trace)
-    assert parsed.repo is not None
-    if code_revision is None:
-        trace.warn(
-            "source", "code revision", "main", f"the code is in {parsed.repo}; pin it with --code-revision COMMIT"
-        )
-    # Never a local directory: the model, not the user, wrote this name.
-    return find_repository(parsed.repo, revision=code_revision, local=False, trace=trace)
+    Raises:
+        TrustError: the code is not what was trusted.
+    """
+    digests = closure.digests()
+
+    def on_first_use() -> dict[str, str]:
+        # A commit stands for all its files. A directory has none: everything that its configs name belongs to it.
+        return digests if code.commit else {**_named_in(code, trace), **digests}
+
+    renew = ["modelbay", "trust", "add", str(files.root) if files.kind == "local" else files.reference]
+    renew += ["--revision", files.commit] if files.commit else []
+    renew += ["--code-revision", code_revision] if code_revision else []
+    return trust_lock.admit(code, digests, on_first_use, shlex.join(renew), trace)
 
 
-def _modules_beside(parsed: _Reference, files: ModelFiles) -> list[str]:
-    """The modules of all ``auto_map`` entries in config.json that lie in the same repository as this one."""
-    modules = set()
-    for entry in _auto_map_entries(files.read_json("config.json") or {}):
-        match = _REFERENCE.fullmatch(entry)
-        if match and (match["repo"] or files.repo_id) == (parsed.repo or files.repo_id):
-            modules.add(match["module"])
-    return sorted(modules)
+def _named_in(directory: ModelFiles, trace: Trace) -> dict[str, str]:
+    try:
+        found = all_code(directory, None, trace)
+    except ModelbayError:  # of a file that is not needed now; whoever needs it will say what is wrong with it
+        return {}
+    return {name: digest for code, closure in found if code is directory for name, digest in closure.digests().items()}
 
 
-def _auto_map_entries(value: Any, inside: bool = False) -> Iterator[str]:
-    """The strings below every ``auto_map`` key, at any depth: sub-configs may have their own."""
-    if isinstance(value, str) and inside:
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _auto_map_entries(item, inside)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _auto_map_entries(item, inside or key == "auto_map")
-
-
-def _import(closure: Closure, parsed: _Reference, repository: str) -> Any:
+def _import(closure: Closure, parsed: Reference, repository: str) -> Any:
     where = f"{file_of(parsed.module)} of {repository}"
     package = package_name(closure)
     try:

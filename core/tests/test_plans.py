@@ -32,7 +32,7 @@ CHILDREN = {"embed": False, "layers": True, "norm": False, "more_layers": True}
 )
 def test_x5_a_pattern_matches_whole_names_and_a_star_one_level(pattern: str, name: str, matches: bool) -> None:
     assert bool(name_pattern(pattern).fullmatch(name)) is matches
-    assert unmatched([pattern], ["other", name]) == ([] if matches else [pattern])
+    assert unmatched([pattern], [name]) == ([] if matches else [pattern])
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))
@@ -43,7 +43,10 @@ def test_x5_every_known_style_is_accepted(style: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"a.*": "colwise", "b": "colwize"}, r"C\.plan gives 'b' the unknown style 'colwize'\. Did you mean 'colwise'\?"),
+        (
+            {"a.*": "colwise", "b": "colwize"},
+            r"C\.plan gives 'b' the unknown style 'colwize'\. Did you mean 'colwise'\?",
+        ),
         ({"b": "zebra"}, r"unknown style 'zebra'\. Known: all_reduce, colwise, "),
         ({"b": None}, "unknown style None"),
         ({1: "colwise"}, "gives 1 the unknown"),
@@ -75,7 +78,10 @@ def test_x6_a_plan_splits_one_list_of_direct_children() -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"layers": SIDE, "layers.0": SIDE}, r"C\.plan names 'layers\.0', .* \(children: embed, layers, norm, more_layers\)"),
+        (
+            {"layers": SIDE, "layers.0": SIDE},
+            r"C\.plan names 'layers\.0', .* \(children: embed, layers, norm, more_layers\)",
+        ),
         ({"model": SIDE}, "names 'model', which is no direct child"),
         ({"embed": SIDE, "norm": SIDE}, r"exactly one nn\.ModuleList, .*; it names none"),
         ({"layers": SIDE, "more_layers": SIDE}, "it names layers, more_layers"),

@@ -147,7 +147,9 @@ def test_a1_a_backend_that_extends_another_answers_to_its_name_too(
     rejected = {entry.option: entry.reason for entry in resolution.trace.find("backend").rejected}
     assert rejected == {"base": NO.reason, "other": "it could (it is registered), but more was asked for"}
     assert resolve("m", plugins=specs(YES, YES), model_impl="more").backend == "more"
-    with pytest.raises(BackendError, match=r"model_impl=base cannot build .*: base: .*; more: its attention is unknown"):
+    with pytest.raises(
+        BackendError, match=r"model_impl=base cannot build .*: base: .*; more: its attention is unknown"
+    ):
         resolve("m", plugins=specs(NO, NO), model_impl="base")
 
 

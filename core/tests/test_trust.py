@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from modelbay.cli.main import run
 from modelbay.errors import ConfigError, OfflineError, RemoteCodeError, RevisionNotFoundError, TrustError
 from modelbay.source import ModelFiles, find_files
 from modelbay.trace import Trace
@@ -20,7 +21,7 @@ from modelbay.trust import load_remote_class
 from modelbay_testing.hub import LocalHub
 
 CODE = {
-    "config.json": "{}",
+    "config.json": '{"auto_map": {"AutoConfig": "configuration_a.AConfig"}}',
     "configuration_a.py": "from .b import Base\nclass AConfig(Base):\n    value = 1\n",
     "b.py": "from .sub.c import Root\nclass Base(Root): pass\n",
     "sub/c.py": "from ..d import NAME\nfrom . import e\nclass Root:\n    name = NAME\n    other = e.OTHER\n",
@@ -187,6 +188,7 @@ def test_an_edited_helper_makes_another_class(tmp_path: Path, code_cache: Path) 
     root = write(tmp_path / "model", CODE)
     old = load(root)
     write(root, {"d.py": "NAME = 'edited'\n"})
+    assert run(["trust", "add", str(root)]) == 0
     new = load(root)
     assert (old.name, new.name) == ("root", "edited")
     write(root, {"unused.py": "# edited\n"})
@@ -208,7 +210,7 @@ def test_processes_and_threads_race_on_an_empty_cache(tmp_path: Path, code_cache
         command = [sys.executable, "-c", LOAD, str(root)]
         runs = list(pool.map(lambda _: subprocess.run(command, capture_output=True, text=True), range(4)))
         classes = list(pool.map(lambda _: load(root), range(8)))
-    assert len({run.stdout for run in runs}) == 1, [run.stderr for run in runs]
+    assert len({each.stdout for each in runs}) == 1, [each.stderr for each in runs]
     assert runs[0].stdout.strip() == f"{classes[0].__module__} raced"
     assert len(set(classes)) == 1
     assert [path.name for path in code_cache.iterdir()] == [classes[0].__module__.split(".")[2]]
@@ -218,8 +220,8 @@ def test_a_changed_cache_entry_is_replaced(tmp_path: Path, code_cache: Path) -> 
     root = write(tmp_path / "model", CODE | {"d.py": "NAME = 'good'\n"})
     entry = load(root).__module__.split(".")[2]
     (code_cache / entry / "d.py").write_text("NAME = 'tampered'\n")
-    run = subprocess.run([sys.executable, "-c", LOAD, str(root)], capture_output=True, text=True, check=False)
-    assert run.stdout.split() == [f"modelbay.remote_code.{entry}.configuration_a", "good"], run.stderr
+    done = subprocess.run([sys.executable, "-c", LOAD, str(root)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [f"modelbay.remote_code.{entry}.configuration_a", "good"], done.stderr
     assert "good" in (code_cache / entry / "d.py").read_text()
 
 
@@ -326,5 +328,5 @@ def test_the_gate_is_light() -> None:
         "import sys, modelbay.trust, modelbay.source\n"
         "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

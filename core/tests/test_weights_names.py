@@ -17,13 +17,13 @@ CONFIG = SimpleNamespace(
 )
 
 
-def apply(tensors, *transforms):
-    """What the transforms make of real tensors: pieces applied and stacks put together."""
+def apply(tensors, *transforms, model=None):
+    """What the transforms make of real tensors: pieces applied, stacks and what is joined put together."""
     entries = {
         name: TensorEntry(name, tuple(value.shape), "float32", "f", value.nbytes) for name, value in tensors.items()
     }
     results = {}
-    for piece in make_pieces(entries, transforms, CONFIG):
+    for piece in make_pieces(entries, transforms, CONFIG, model):
         if piece.rule:
             continue
         index, steps = piece.index()
@@ -32,12 +32,14 @@ def apply(tensors, *transforms):
             value = step.apply(value)
         assert torch.equal(value, piece.apply(tensors[piece.source]))
         assert tuple(value.shape) == piece.shape
-        if piece.slot is None:
+        if piece.slot is None and piece.span is None:
             assert piece.name not in results
             results[piece.name] = value
         else:
             whole = results.setdefault(piece.name, torch.full(piece.full_shape, float("nan")))
-            whole.select(piece.slot.dim, piece.slot.index).copy_(value)
+            place = piece.place_in(whole)
+            assert place.isnan().all()
+            place.copy_(value)
     return results
 
 

@@ -1,4 +1,4 @@
-"""`model_impl`: auto, native, transformers; as an argument, as a flag, and for one architecture in a config file (A1)."""
+"""A1: `model_impl` as an argument, as a flag, and for one architecture in a config file."""
 
 from __future__ import annotations
 
@@ -55,11 +55,15 @@ def test_a1_the_argument(llama: str, neox: str) -> None:
 
 
 def test_a1_native_never_falls_back(neox: str) -> None:
-    with pytest.raises(ModelbayError, match=r"model_impl=native cannot build 'GPTNeoXForCausalLM'.*no installed plugin"):
+    with pytest.raises(
+        ModelbayError, match=r"model_impl=native cannot build 'GPTNeoXForCausalLM'.*no installed plugin"
+    ):
         resolve(neox, model_impl="native")
 
 
-def test_a1_a_config_file_decides_for_one_architecture(llama: str, neox: str, config_file: Callable[[str], Path]) -> None:
+def test_a1_a_config_file_decides_for_one_architecture(
+    llama: str, neox: str, config_file: Callable[[str], Path]
+) -> None:
     path = config_file('[model_impl]\nLlamaForCausalLM = "transformers"\n')
     assert kind_of(llama)[0] == "TransformersForCausalLM"
     assert f"[model_impl] in {path}" in str(resolve(llama).trace.find("backend"))

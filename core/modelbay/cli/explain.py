@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import StyledLine, print_json, print_lines
 from modelbay.resolve import Resolution, engine_args, resolve_args
@@ -35,7 +36,8 @@ def command(ctx: click.Context, model: str, as_json: bool, no_build: bool, **opt
         args = engine_args(model, engine_kwargs_from(ctx, options), settings, trace)
         resolution = resolve_args(args, trace=trace, settings=settings)
         if not no_build:
-            dry_run(resolution)
+            with interrupts_wait():
+                dry_run(resolution)
     except Exception as error:  # shown after the trace so far, then raised again
         failure = error
     undecided = _undecided(trace)

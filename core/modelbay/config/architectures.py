@@ -31,7 +31,10 @@ def architecture_names(
     model_type = raw.get("model_type")
     pooling = args.runner == "pooling" or args.convert in ("embed", "classify")
     task = "pooling" if pooling else "generate"
-    for names in (_registered(model_type, pooling, plugins), _of_transformers(model_type, pooling)):
+    remote = _of_auto_map(raw.get("auto_map"), pooling)
+    for names in (_registered(model_type, pooling, plugins), _of_transformers(model_type, pooling), remote):
+        if len(names) == 1 and names is remote:
+            return names, f"derived: auto_map and task {task}"
         if len(names) == 1:
             return names, f"derived: model_type {model_type!r} and task {task}"
         if names:
@@ -72,6 +75,15 @@ def _of_transformers(model_type: Any, pooling: bool) -> tuple[str, ...]:
         if name is not None:
             return (name,) if isinstance(name, str) else tuple(name)
     return ()
+
+
+def _of_auto_map(auto_map: Any, pooling: bool) -> tuple[str, ...]:
+    """The class that a repository of its own code names for the task: its base model if it has no other."""
+    if not isinstance(auto_map, Mapping):
+        return ()
+    order = ("AutoModel",) if pooling else ("AutoModelForCausalLM", "AutoModel")
+    reference = next((auto_map[key] for key in order if isinstance(auto_map.get(key), str)), None)
+    return () if reference is None else (reference.rpartition(".")[2],)
 
 
 def _missing(reason: str, example: str) -> ConfigError:

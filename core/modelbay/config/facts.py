@@ -31,12 +31,14 @@ class FactReader:
         origin: "own", "transformers" or "remote" (`classes.ConfigObject`).
         aliases: further names per fact, from the config class's plugin.
         sources: filled as facts are read: fact → source.
+        per_layer: filled with the keys whose value differs from layer to layer.
     """
 
     text: TextConfig
     origin: str
     aliases: Mapping[str, tuple[str, ...]]
     sources: dict[str, str] = field(default_factory=dict)
+    per_layer: list[str] = field(default_factory=list)
 
     def find(self, key: str) -> tuple[Any, str] | None:
         """The value of a config key and its source; None if neither JSON nor class says it.
@@ -106,12 +108,26 @@ class FactReader:
         return f"config.json ({'.'.join((*self.text.path, name))})"
 
     def _attribute(self, key: str) -> Any:
-        values = (read_attribute(self.text.obj, name) for name in (key, *self._other_names(key)))
+        values = (self._read(name) for name in (key, *self._other_names(key)))
         return next((value for value in values if value is not None), None)
+
+    def _read(self, name: str) -> Any:
+        """An attribute, or the largest of what it is in the layers, where the class says it only of each of them."""
+        try:
+            return getattr(self.text.obj, name, None)
+        except Exception:
+            values = per_layer_values(self.text.obj, name)
+        if not values or any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+            return read_attribute(self.text.obj, name)
+        if len(set(values)) > 1 and name not in self.per_layer:
+            self.per_layer.append(name)
+        return max(values)
 
     def _attribute_source(self, key: str, value: Any) -> str:
         """Whether the class took the value from the JSON under its own name, has it as default, or computed it."""
         cls = type(self.text.obj)
+        if key in self.per_layer:
+            return f"{cls.__name__}: the largest, since it differs from layer to layer"
         name = getattr(cls, "attribute_map", {}).get(key, key)
         if self.text.raw.get(name) == value:
             return self._json_source(name)
@@ -131,6 +147,15 @@ def read_attribute(obj: Any, name: str) -> Any:
     except Exception as error:
         reason = str(error).partition(". ")[0]
         raise ConfigError(f"the config's {name} is not one value for the whole model: {reason}.") from error
+
+
+def per_layer_values(obj: Any, name: str) -> list[Any]:
+    """What an attribute is in each layer, by the configs that a class of Transformers keeps for them; null is absent."""
+    try:
+        layers = list(obj.per_layer_config)
+    except Exception:
+        return []
+    return [value for layer in layers if (value := getattr(layer, name, None)) is not None]
 
 
 def heads(reader: FactReader, hidden_size: int) -> tuple[int, int, int]:

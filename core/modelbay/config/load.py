@@ -126,6 +126,7 @@ def _facts(
         eos_token_ids=stop,
         generation=generation,
         sources=reader.sources,
+        per_layer=tuple(reader.per_layer),
     )
 
 

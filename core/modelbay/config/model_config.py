@@ -18,6 +18,7 @@ class ModelConfig:
     ``sources`` says for each fact: "config.json", "class default", "derived: …", "argument" …
     ``raw`` is the checkpoint's config after overrides and historical patches; ``text_path`` the keys that lead from
     it to the text config (empty if there is no nested one). ``num_heads`` is 0 for a model without attention.
+    ``per_layer``: config keys that differ from layer to layer; the fact is then the largest value.
     """
 
     model_type: str
@@ -45,6 +46,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()  # union of config and generation_config; the tokenizer's are added later
     generation: Mapping[str, Any] = field(default_factory=dict)  # default sampling, C10
     sources: Mapping[str, str] = field(default_factory=dict)
+    per_layer: tuple[str, ...] = ()
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the text config: JSON, else class default, else ``default``; null is the same as absent."""

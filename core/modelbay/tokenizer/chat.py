@@ -15,7 +15,7 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     A tokenizer that puts a BOS before every text would double one that the text already starts with, as it does when
     it was rendered by a chat template: then one stays.
     """
-    ids = list(tokenizer(text)["input_ids"])
+    ids = list(tokenizer(text, verbose=False)["input_ids"])  # the engine says itself when a prompt is too long
     return _one_bos(tokenizer, ids)
 
 
@@ -62,7 +62,7 @@ def render_chat(
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:
     """The ids of a rendered conversation. The template writes the special tokens; a BOS it forgot is added."""
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     bos = tokenizer.bos_token_id
     if tokenizer.adds_bos and ids[:1] != [bos]:
         ids.insert(0, bos)

@@ -30,7 +30,7 @@ def load_tokenizer(files: ModelFiles, config: ModelConfig, plugins: Plugins, arg
     formats = [owned.value for owned in plugins.all("load_formats") if owned.value.tokenizer_mode]
     found = tokenizer_files(files, formats, args, trace)
     mode, source = _mode(found, formats, args)
-    owned = plugins.require("tokenizer_modes", mode, f"tokenizer_mode {mode!r}")
+    owned = plugins.require("tokenizer_modes", mode, "tokenizer_mode")
     trace.decide("tokenizer", "mode", mode, f"{source}, offered by {owned.owner}")
     tokenizer = load_target(owned.value.target)(found, config, args, trace)
     if args.tokenizer_mode == "auto":

@@ -124,6 +124,4 @@ class FirstOf:
     chains: tuple[Chain, ...]
 
 
-Transform = (
-    Rename | Split | Concat | Stack | Unstack | Transpose | Reshape | Ignore | Chain | FirstOf
-)
+Transform = Rename | Split | Concat | Stack | Unstack | Transpose | Reshape | Ignore | Chain | FirstOf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ def test_every_tensor_is_accounted_for(checkpoint: Callable[[str], Path], open_l
         assert {use.status for use in report.parameters.values()} <= {"loaded", "tied"}
 
 
-def test_a1_model_impl_transformers_reaches_custom_models_and_native_does_not(checkpoint: Callable[[str], Path]) -> None:
+def test_a1_model_impl_transformers_reaches_custom_models_and_native_does_not(
+    checkpoint: Callable[[str], Path],
+) -> None:
     model = str(checkpoint("lumen"))
     for wanted in ("auto", "transformers", "auto_map"):
         resolution = resolve(model, model_impl=wanted, trust_remote_code=True)
@@ -78,7 +81,7 @@ def test_a1_model_impl_transformers_reaches_custom_models_and_native_does_not(ch
 
 
 def test_auto_map_does_not_go_before_transformers_own_classes(tmp_path: Path) -> None:
-    """C2 for models: a type that Transformers has runs Transformers' code; the repository's only when it is asked for."""
+    """C2 for models: a type that Transformers has runs Transformers' code, the repository's only if asked for."""
     folder = tiny_checkpoint(tmp_path / "llama", "gpt_neox")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModel": "modeling_own.OwnModel"}
@@ -168,11 +171,90 @@ def test_x4_an_encoder_cannot_generate(checkpoint: Callable[[str], Path], open_l
         open_llm(checkpoint("quill"), hf_overrides=overridden)
 
 
+@pytest.mark.parametrize("name", DECODERS)
 def test_a1_a_decoder_can_be_asked_for_its_hidden_states(
-    checkpoint: Callable[[str], Path], reference: Callable[[str], Any], open_llm: Callable[..., LLM], prompts: list[Any]
+    name: str,
+    checkpoint: Callable[[str], Path],
+    reference: Callable[[str], Any],
+    open_llm: Callable[..., LLM],
+    prompts: list[Any],
 ) -> None:
-    own = reference("grove")
+    own = reference(name)
     for runner in ("auto", "pooling"):
-        llm = open_llm(checkpoint("grove"), runner=runner)
+        llm = open_llm(checkpoint(name), runner=runner)
         for output in llm.encode(prompts, use_tqdm=False):
             assert (output.hidden_states - own.hidden(output.prompt_token_ids)).abs().max() <= TOLERANCE
+
+
+PACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
+ONE_BY_ONE = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
+
+
+def unpack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Packed experts one by one, as most checkpoints have them."""
+    result = {}
+    for name, tensor in tensors.items():
+        match = PACKED.fullmatch(name)
+        if match is None:
+            result[name] = tensor
+            continue
+        for index, expert in enumerate(tensor):
+            parts = {"down_proj": expert}
+            if match[2] == "gate_up_proj":
+                parts = dict(zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True))
+            for part, value in parts.items():
+                result[f"{match[1]}.{index}.{part}.weight"] = value.contiguous()
+    return result
+
+
+def pack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts one by one packed, as Transformers saves them."""
+    result, found = {}, {}
+    for name, tensor in tensors.items():
+        match = ONE_BY_ONE.fullmatch(name)
+        if match is None:
+            result[name] = tensor
+        else:
+            found.setdefault(match[1], {})[int(match[2]), match[3]] = tensor
+    for path, parts in found.items():
+        count = 1 + max(index for index, _ in parts)
+        gate_up = [torch.cat([parts[i, "gate_proj"], parts[i, "up_proj"]]) for i in range(count)]
+        result[f"{path}.gate_up_proj"] = torch.stack(gate_up)
+        result[f"{path}.down_proj"] = torch.stack([parts[i, "down_proj"] for i in range(count)])
+    return result
+
+
+@pytest.mark.parametrize(("name", "disk", "change"), [("hive", "packed", pack), ("grove", "one by one", unpack)])
+def test_x7_experts_may_lie_on_disk_as_the_other_layout_has_them(
+    name: str,
+    disk: str,
+    change: Callable[..., Any],
+    make_checkpoint: Callable[..., Path],
+    reference: Callable[[str], Any],
+    open_llm: Callable[..., LLM],
+    prompts: list[Any],
+) -> None:
+    """With the two in the layout of their own module: both disk layouts times both module layouts, one output."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make_checkpoint(name)
+    tensors = load_file(folder / "model.safetensors")
+    changed = change(tensors)
+    assert changed.keys() != tensors.keys()
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    llm = open_llm(folder)
+    for output in llm.encode(prompts, use_tqdm=False):
+        expected = reference(name).hidden(output.prompt_token_ids)
+        assert (output.hidden_states - expected).abs().max() <= TOLERANCE
+    assert {use.status for use in llm.load_report.tensors.values()} == {"loaded"}
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "task"),
+    [("lumen", "LumenForCausalLM", "generate"), ("quill", "QuillModel", "embed")],
+)
+def test_c3_architectures_may_be_left_out(name: str, architecture: str, task: str, code: Callable[..., Path]) -> None:
+    """The seeds ask for auto_map.AutoModel in config.json and for nothing else."""
+    resolution = resolve(str(code(name, config={"architectures": None})), trust_remote_code=True)
+    assert (resolution.architecture, resolution.task) == (architecture, task)
+    assert resolution.config.sources["architectures"].startswith("derived: auto_map")

@@ -24,11 +24,11 @@ FAILURES = {
         "HiveModel of {folder} raised ValueError while it was built: the bees are out",
     ),
     "forward": (
-        {"        hidden_states = hidden_states + self.self_attn(": f"        {RAISE}\n        hidden_states = self.self_attn("},
+        {"        hidden_states = hidden_states + self.": f"        {RAISE}\n        hidden_states = self."},
         "HiveModel cannot be run on token ids and positions alone: ValueError: the bees are out",
     ),
     "forward, with values": (
-        {"        for layer in self.layers:\n": f"        if position_ids.max() > 11:\n            {RAISE}\n        for layer in self.layers:\n"},
+        {"        angles = ": f"        if position_ids.max() > 11:\n            {RAISE}\n        angles = "},
         "HiveModel raised ValueError in its forward: the bees are out",
     ),
 }  # fmt: skip
@@ -52,7 +52,14 @@ def test_one_line_and_with_debug_its_own_traceback(
     where: str, failing: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = failing(where)
-    argv = ["generate", str(folder), "--prompt", "The quick brown fox jumps over 0 1 2 3 4 5 6 7 8 9", "--max-tokens", "2"]
+    argv = [
+        "generate",
+        str(folder),
+        "--prompt",
+        "The quick brown fox jumps over 0 1 2 3 4 5 6 7 8 9",
+        "--max-tokens",
+        "2",
+    ]
     argv += ["--trust-remote-code", "--dtype", "float32", "--device", "cpu"]
     assert run(argv) == 1
     lines = capfd.readouterr().err.strip().splitlines()
@@ -63,7 +70,9 @@ def test_one_line_and_with_debug_its_own_traceback(
 
     assert run(["--debug", *argv]) == 1
     shown = capfd.readouterr().err
-    line = next(n for n, text in enumerate((folder / "modeling_hive.py").read_text().splitlines(), 1) if "# own line" in text)
+    line = next(
+        n for n, text in enumerate((folder / "modeling_hive.py").read_text().splitlines(), 1) if "# own line" in text
+    )
     assert f'modeling_hive.py", line {line}, in ' in shown
     assert "raise ValueError('the bees are\\nout')  # own line" in shown
 

@@ -21,6 +21,7 @@ INTERFACE = """        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interfa
             self.config._attn_implementation, eager_attention_forward
         )
 """
+GET_INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface"
 CALL = "found, _ = attention_interface(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)"
 
 
@@ -44,12 +45,13 @@ RULES = {
     "the interface is asked for and never called": Broken(
         "grove",
         {CALL: CALL.replace("attention_interface(", "eager_attention_forward(")},
-        says=("GroveModel never calls attention", "ALL_ATTENTION_FUNCTIONS"),
+        says=("layers.0.self_attn (GroveAttention) mixes tokens outside of attention", GET_INTERFACE),
     ),
     "one of the layers never calls it": Broken(
         "grove",
-        {CALL: CALL.replace("attention_interface(", "(attention_interface if self.layer_idx else eager_attention_forward)(")},
-        says=("GroveModel has 2 layers and 1 of them call attention through Transformers' interface",),
+        {CALL: f"{CALL} if self.layer_idx == 0 else eager_attention_forward(\n            self, query, key, value, "
+               "attention_mask, scaling=self.scaling)"},
+        says=("layers.1.self_attn (GroveAttention) mixes tokens outside of attention", GET_INTERFACE),
     ),
     "called twice": Broken(
         "grove",
@@ -84,7 +86,7 @@ RULES = {
     # 2. Encoder-only: is_causal = False.
     "some layers causal, some not": Broken(
         "quill",
-        {"        self.layer_idx = layer_idx\n": "        self.layer_idx = layer_idx\n        self.is_causal = layer_idx > 0\n",
+        {"        self.layer_idx = layer_idx\n": "        self.is_causal = layer_idx > 0\n        self.layer_idx = 0\n",
          "block(hidden_states, mask, **kwargs)": "block(hidden_states, None, **kwargs)"},
         says=("QuillModel has causal and bidirectional layers",),
     ),
@@ -92,11 +94,11 @@ RULES = {
     "experts.forward takes something else": Broken(
         "hive",
         {"def forward(self, hidden_states, top_k_index, top_k_weights)": "def forward(self, x, top_k_index, weights)"},
-        says=("layers.0.mlp.experts (HiveExperts)", "hidden_states, top_k_index, top_k_weights", "x, top_k_index, weights"),
+        says=("layers.0.mlp.experts (HiveExperts)", "hidden_states, top_k_index, top_k_weights", "x, top_k_index, "),
     ),
     "experts that are neither a list nor packed": Broken(
         "grove",
-        {"torch.empty(self.num_experts, 2 * size, config.hidden_size)": "torch.empty(2 * size * self.num_experts, config.hidden_size)"},
+        {"torch.empty(self.num_experts, 2 * size, ": "torch.empty(2 * size * self.num_experts, "},
         says=("layers.0.moe.experts (GroveExperts)", "nn.ModuleList", "3-D", "gate_up_proj [256, 64]"),
     ),
     "the experts have another name": Broken(
@@ -120,12 +122,12 @@ RULES = {
     ),
     "the class with the head changes what goes in": Broken(
         "grove",
-        {"self.model(input_ids=input_ids, attention_mask": "self.model(inputs_embeds=self.model.embed_tokens(input_ids) * 2, attention_mask"},
+        {"self.model(input_ids=input_ids, ": "self.model(inputs_embeds=2 * self.model.embed_tokens(input_ids), "},
         says=("GroveForCausalLM calls its base model", "inputs_embeds", "belongs into the base model (GroveModel)"),
     ),
     "the class with the head holds another base": Broken(
         "grove",
-        {"        self.model = GroveModel(config)\n": "        self.model = type('OtherModel', (GroveModel,), {})(config)\n"},
+        {"self.model = GroveModel(config)": "self.model = type('OtherModel', (GroveModel,), {})(config)"},
         says=("GroveForCausalLM holds a OtherModel", "auto_map.AutoModel names GroveModel"),
     ),
     "no PreTrainedModel": Broken(
@@ -137,7 +139,7 @@ RULES = {
         "hive",
         {"attention_mask=None, position_ids=None, inputs_embeds": "attention_mask=None, inputs_embeds",
          "        if position_ids is None:\n            position_ids = ": "        position_ids = "},
-        says=("HiveModel.forward takes no position_ids",),
+        says=("numbers its tokens itself", "tokens of several sequences cannot share a batch"),
     ),
     # Plans.
     "an unknown style": Broken(
@@ -219,4 +221,6 @@ def test_encoder_decoder_models_are_refused(code: Callable[..., Path]) -> None:
 def test_an_absent_plugin_leaves_custom_models_to_nobody(code: Callable[..., Path]) -> None:
     with pytest.raises(ArchitectureError) as caught:
         resolve(str(code("lumen")), trust_remote_code=True, plugins=["runtime", "transformers"])
-    assert re.search(r"transformers: Transformers has no model_type lumen.*auto_map \(modelbay-auto-map\)", str(caught.value))
+    assert re.search(
+        r"transformers: Transformers has no model_type lumen.*auto_map \(modelbay-auto-map\)", str(caught.value)
+    )

@@ -86,7 +86,7 @@ def test_the_commands_never_prompt(
 
 
 def test_code_beside_a_type_that_transformers_has_never_runs_unasked(tmp_path: Path, sentinel: Path) -> None:
-    """Case 7: auto_map in the top-level config, a nested config and tokenizer_config, of a model that needs none of it."""
+    """Case 7: auto_map in the top-level config, a nested config and tokenizer_config, of a model that needs none."""
     folder = tiny_checkpoint(tmp_path / "model", "gpt_neox", hidden_act="gelu")
     (folder / "modeling_own.py").write_text("class Own: pass\n")
     arm(folder, sentinel)
@@ -158,6 +158,7 @@ def test_a_change_three_files_deep_is_another_model(
     before = first.encode("The quick brown fox", use_tqdm=False)[0].hidden_states
     rotary = folder / "rotary.py"
     rotary.write_text(rotary.read_text().replace("even * cos - odd * sin", "even * cos + odd * sin"))
+    assert run(["trust", "add", str(folder)]) == 0
     second = open_llm(folder)
     bases = [llm.apply_model(lambda model: type(model.base))[0] for llm in (first, second)]
     assert bases[0] is not bases[1]
@@ -166,7 +167,9 @@ def test_a_change_three_files_deep_is_another_model(
     assert (again - before).abs().max() < 1e-5
 
 
-def test_the_config_object_and_the_class_pickle(make_checkpoint: Callable[..., Path], open_llm: Callable[..., LLM]) -> None:
+def test_the_config_object_and_the_class_pickle(
+    make_checkpoint: Callable[..., Path], open_llm: Callable[..., LLM]
+) -> None:
     """Case 10."""
     llm = open_llm(make_checkpoint("grove"))
     config = llm.resolution.config.hf

@@ -136,6 +136,7 @@ class LLM:
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """One prompt's outputs as they grow: each has the whole text so far. Closing the iterator aborts the request."""
+        self._check_generates()
         if not isinstance(prompt, Prompt):
             prompt = read_prompt(prompt, self.engine.tokenizer, self.resolution.config.vocab_size)
         request_id = str(next(self._ids))
@@ -190,15 +191,18 @@ class LLM:
     def _generate(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
+        self._check_generates()
+        wanted = self._params_for(prompts, params)
+        return self._run(
+            prompts, lambda request_id, i: self.engine.add_request(request_id, prompts[i], wanted[i]), use_tqdm
+        )
+
+    def _check_generates(self) -> None:
         if self.resolution.task != "generate":
             raise UsageError(
                 f"{self.resolution.architecture} was resolved for {self.resolution.task}, which generates no text.",
                 hint="Use encode, or a model with a language-model head.",
             )
-        wanted = self._params_for(prompts, params)
-        return self._run(
-            prompts, lambda request_id, i: self.engine.add_request(request_id, prompts[i], wanted[i]), use_tqdm
-        )
 
     def _run(self, prompts: list[Prompt], add: Callable[[str, int], None], use_tqdm: bool) -> list[Any]:
         """Queue every prompt with ``add(request id, index)``, step until all are done, results in order."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from modelbay.architectures import suffix_task
 from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
@@ -21,8 +20,8 @@ from modelbay_transformers.conversion import leave_out_pooler, read_conversion
 from modelbay_transformers.fuse import fuse_layers, say_fusion
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
-from modelbay_transformers.plans import check_plans
 from modelbay_transformers.pack import pack_linears
+from modelbay_transformers.plans import check_plans
 from modelbay_transformers.probe import ProbeResult, probe
 from modelbay_transformers.surgery import replace_head, replace_linears
 from modelbay_transformers.trials import replace_norms
@@ -56,7 +55,7 @@ def assemble(
     base = outer.get_submodule(prefix) if prefix else outer
     if check is not None:
         check(outer, base)
-    check_plans(classes.config, base, resolution.trace)
+    check_plans(classes.config, base, resolution.trace, strict=check is not None)
     found = probe(base, layer_count=resolution.config.num_layers, longest=build.max_model_len)
     _check_causality(found, resolution)
     holder = StepHolder()
@@ -94,10 +93,14 @@ def _check_class(model_class: Any) -> None:
 
 
 def _prefix(outer: nn.Module) -> str:
+    """The name of the base model among the children of a class with a head."""
     prefix = getattr(outer, "base_model_prefix", "")
-    if not prefix or prefix not in outer._modules:
-        raise BackendError(f"{type(outer).__name__} has no base model under its base_model_prefix ({prefix!r}).")
-    return prefix
+    if prefix in outer._modules:
+        return prefix
+    children = [name for name, child in outer.named_children() if hasattr(child, "config_class")]
+    if len(children) == 1:
+        return children[0]
+    raise BackendError(f"{type(outer).__name__} has no base model under its base_model_prefix ({prefix!r}).")
 
 
 def _check_causality(found: ProbeResult, resolution: Resolution) -> None:
@@ -123,7 +126,7 @@ def _wrap(
     if prefix:
         _replace_head(outer, prefix, config, build)
         return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
-    if resolution.task != "generate" and suffix_task(resolution.architecture) != "generate":
+    if resolution.task != "generate":
         return TransformersModel(base, kv_specs, holder, position_offset=offset)
     embedding = next((name for name, module in base.named_modules() if module is base.get_input_embeddings()), None)
     tied_to = f"model.{embedding}.weight" if config.tie_word_embeddings and embedding else None

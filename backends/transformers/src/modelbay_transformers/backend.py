@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modelbay.backends import Verdict
 from modelbay.errors import BackendError, ModelbayError
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from modelbay.resolve import Resolution
     from modelbay.source import ModelFiles
     from modelbay.specs import ArchSpec
-    from modelbay.trace import Trace
     from modelbay_runtime.api import BuildContext
-    from modelbay_transformers.classes import ModelClasses
-    from modelbay_transformers.probe import ProbeResult
 
 
 class TransformersBackend:
@@ -50,7 +47,9 @@ class TransformersBackend:
             raise
         except Exception as error:
             text = " ".join(str(error).split())
-            raise BackendError(f"{resolution.architecture} raised {type(error).__name__} while it was built: {text}") from error
+            raise BackendError(
+                f"{resolution.architecture} raised {type(error).__name__} while it was built: {text}"
+            ) from error
 
     def dry_run(self, resolution: Resolution) -> None:
         from modelbay_runtime.build import build_model

@@ -31,10 +31,14 @@ def find_classes(resolution: Resolution) -> ModelClasses:
         BackendError: Transformers has no base model for it.
     """
     config = own_config(resolution.config)
-    base = _transformers_base(config)
+    head = _transformers_head(resolution)
+    if head is not None and not isinstance(config, head.config_class):
+        inner = config.get_text_config()  # a composite config whose language model is a class of its own
+        config = inner if isinstance(inner, head.config_class) else config
+    base = _transformers_base(config) or head
     if base is None:
         raise BackendError(f"Transformers has no base model for model_type {resolution.config.model_type!r}.")
-    return ModelClasses(config, base, _transformers_head(resolution), "Transformers")
+    return ModelClasses(config, base, head, "Transformers")
 
 
 def own_config(config: ModelConfig) -> Any:
@@ -63,7 +67,7 @@ def _transformers_base(config: Any) -> type | None:
     return found[0] if isinstance(found, (tuple, list)) else found
 
 
-def _transformers_head(resolution: Resolution) -> type | None:
+def _transformers_head(resolution: Resolution) -> Any:
     """The class that the config names, if Transformers has it and it is a language model."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

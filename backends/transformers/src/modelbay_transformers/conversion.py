@@ -64,23 +64,40 @@ def read_conversion(model: nn.Module, *, base_only: bool) -> Conversion:
         BackendError: a conversion that cannot be expressed, by its name.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
+
+    prefix = getattr(model, "base_model_prefix", "") or ""
+    prefixes = (f"{prefix}.",) if prefix else ()
+    transforms = (
+        *_class_renames(model),
+        *compile_mapping(get_model_conversion_mapping(model), model.config),  # type: ignore[arg-type]
+        *_first_of(expert_chains(model, prefixes)),
+        *_ignores(model, prefix if base_only else ""),
+    )
+    return Conversion(transforms, prefixes, tuple(sorted(_patterns(model, "_keys_to_ignore_on_load_missing"))))
+
+
+def compile_mapping(mapping: Sequence[Any], config: Any) -> tuple[Transform, ...]:
+    """Transformers' ``WeightTransform`` objects: every renaming in turn, then the first converter that matches.
+
+    Raises:
+        BackendError: one that cannot be expressed, by its name.
+    """
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-    mapping = get_model_conversion_mapping(model)  # type: ignore[arg-type]
-    config = model.config
-    renames = [*_remote_renames(model)]
+    renames: list[Transform] = []
+    chains: list[Chain] = []
     for entry in mapping:
         if isinstance(entry, WeightRenaming):
             renames += _renaming(entry, config)
-    chains = tuple(_converter(entry, config) for entry in mapping if isinstance(entry, WeightConverter))
-    left = [entry for entry in mapping if not isinstance(entry, (WeightConverter, WeightRenaming))]
-    if left:
-        raise _unknown(type(left[0]).__name__, left[0])
-    prefix = getattr(model, "base_model_prefix", "") or ""
-    prefixes = (f"{prefix}.",) if prefix else ()
-    experts = expert_chains(model, prefixes)
-    transforms = (*renames, *((FirstOf(chains),) if chains else ()), *((FirstOf(experts),) if experts else ()))
-    return Conversion((*transforms, *_ignores(model, prefix if base_only else "")), prefixes, _optional(model))
+        elif isinstance(entry, WeightConverter):
+            chains.append(_converter(entry, config))
+        else:
+            raise _unknown(type(entry).__name__, entry)
+    return (*renames, *_first_of(chains))
+
+
+def _first_of(chains: Sequence[Chain]) -> tuple[Transform, ...]:
+    return (FirstOf(tuple(chains)),) if chains else ()
 
 
 def leave_out_pooler(model: nn.Module) -> None:
@@ -92,15 +109,14 @@ def leave_out_pooler(model: nn.Module) -> None:
         model.pooler = None
 
 
-def _remote_renames(model: nn.Module) -> Iterable[Transform]:
-    """Transformers 4 had the renames on the class, and code in repositories still has."""
+def _class_renames(model: nn.Module) -> tuple[Transform, ...]:
+    """Transformers 4 had renames on the class (the first that matches holds), and code in repositories still has."""
     mapping = getattr(model, "_checkpoint_conversion_mapping", None) or {}
-    for pattern, replacement in mapping.items():
-        yield Rename(pattern, replacement)
+    return _first_of([Chain((pattern,), (Rename(pattern, replacement),)) for pattern, replacement in mapping.items()])
 
 
 def _ignores(model: nn.Module, base_prefix: str) -> Iterable[Transform]:
-    for pattern in sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()):
+    for pattern in sorted(_patterns(model, "_keys_to_ignore_on_load_unexpected")):
         yield Ignore(pattern, IGNORED, unless_known=True)
     if base_prefix:
         # What is neither under the prefix nor under a child of the base model: the head of another class.
@@ -111,12 +127,12 @@ def _ignores(model: nn.Module, base_prefix: str) -> Iterable[Transform]:
             yield Ignore(rf"^(?:{re.escape(base_prefix)}\.)?(?:{_any(absent)})\.", NOT_BUILT, unless_known=True)
 
 
+def _patterns(model: nn.Module, attribute: str) -> Iterable[str]:
+    return getattr(model, attribute, None) or ()
+
+
 def _any(names: Iterable[str]) -> str:
     return "|".join(re.escape(name) for name in names)
-
-
-def _optional(model: nn.Module) -> tuple[str, ...]:
-    return tuple(sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()))
 
 
 # Renamings
@@ -137,7 +153,9 @@ def _renaming(entry: Any, config: Any) -> list[Transform]:
     if type(entry) is Inkling2IndexOffsetWeightRename:
         (source,), (target,) = entry.source_patterns, entry.target_patterns
         return [
-            _rename(entry, _source(source.replace(r"(\d+)", f"{i}(?!\\d)")), target.replace(r"\1", str(i + entry.offset)))
+            _rename(
+                entry, _source(source.replace(r"(\d+)", f"{i}(?!\\d)")), target.replace(r"\1", str(i + entry.offset))
+            )
             for i in range(_layers(config))
         ]
     raise _unknown(type(entry).__name__, entry)

@@ -15,7 +15,8 @@ from modelbay.errors import EngineError, ModelbayError
 from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
-from modelbay_transformers.probe import accepted_arguments
+from modelbay_transformers.positions import give_positions
+from modelbay_transformers.probe_run import fixed_arguments
 
 
 class TransformersModel(nn.Module):
@@ -43,9 +44,7 @@ class TransformersModel(nn.Module):
         self._kv_specs = dict(kv_specs)
         self._holder = holder
         self._offset = position_offset
-        fixed = {"use_cache": False, "return_dict": True}
-        accepted = accepted_arguments(base)
-        self._fixed = {name: value for name, value in fixed.items() if name in accepted}
+        self._fixed = fixed_arguments(base)
 
     @property
     def base(self) -> nn.Module:
@@ -61,7 +60,8 @@ class TransformersModel(nn.Module):
     ) -> torch.Tensor:
         """[T] ids (or [T, H] embeddings) and [T] positions -> [T, H]."""
         self._holder.current = step
-        inputs: dict[str, Any] = {"position_ids": (positions + self._offset if self._offset else positions)[None]}
+        positions = (positions + self._offset if self._offset else positions)[None]
+        inputs: dict[str, Any] = give_positions(self.base, positions)
         if inputs_embeds is None:
             assert input_ids is not None, "a forward has ids or embeddings"
             inputs["input_ids"] = input_ids[None]
@@ -133,9 +133,13 @@ class TransformersWithHead(TransformersModel):
 
 
 class _HandOver(nn.Module):
-    """Where the base model was: gives the hidden states that the runner picked."""
+    """Where the base model was: gives the hidden states that the runner picked. Its children (a head may call
+    ``self.model.decoder``) are itself."""
 
     hidden: torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return self if not name.startswith("_") and name != "hidden" else super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return _Hidden(self.hidden)

@@ -19,6 +19,7 @@ from torch import nn
 from modelbay.errors import BackendError
 from modelbay_transformers import dispatch, masks
 from modelbay_transformers.masks import MaskFacts
+from modelbay_transformers.positions import PositionGiver, takes_positions
 from modelbay_transformers.probe_run import (
     TOKENS,
     LinearWatch,
@@ -111,6 +112,8 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
         BackendError: naming the module and the rule it breaks.
     """
     dispatch.register()
+    if not takes_positions(base) and PositionGiver.find(base) is None:
+        PositionGiver(base)
     masked, _, _ = _run(base, dispatch.PROBING)
     calls, seen, linears = _run(base, dispatch.ATTENTION)
     if not calls:
@@ -119,16 +122,46 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
             "so the runtime's attention and cache cannot serve it."
         )
     names = {module: name for name, module in base.named_modules()}
+    _check_layers(base, {call.module for call in calls}, seen.ran, layer_count)
+    if not seen.positions_used:
+        raise BackendError(
+            f"{type(base).__name__}.forward takes no position_ids, or does not use them: "
+            "tokens of several sequences cannot share a batch."
+        )
     if [call.module for call in masked] != [call.module for call in calls]:
         raise BackendError(f"{type(base).__name__} attends otherwise when it builds no mask, so it is not served.")
     described = _read_masks(masked, names, longest)
     attention = _read_calls(calls, described, names, base)
-    if layer_count is not None and len(calls) < layer_count:
-        raise BackendError(
-            f"{type(base).__name__} has {layer_count} layers and {len(calls)} of them call attention through "
-            "Transformers' interface: the others keep a state or attend in another way, which is not served."
-        )
     return ProbeResult(attention, seen.hidden.shape[-1], linears, seen.position_rows)
+
+
+def _check_layers(
+    base: nn.Module, called: set[nn.Module], ran: frozenset[nn.Module], layer_count: int | None
+) -> None:
+    """Where some children of a list attend, all that run must: the others keep a state, or attend in a way that is not
+    seen.
+
+    Raises:
+        BackendError: naming a layer that does not call attention.
+    """
+    in_lists = False
+    for name, module in base.named_modules():
+        if not isinstance(module, nn.ModuleList) or len(module) < 2:
+            continue
+        attending = [any(inner in called for inner in child.modules()) for child in module]
+        in_lists |= any(attending)
+        idle = [i for i, child in enumerate(module) if not attending[i] and child in ran]
+        if any(attending) and idle:
+            raise BackendError(
+                f"{attending.count(True)} of {len(attending)} {name} call attention through Transformers' interface; "
+                f"{name}.{idle[0]} ({type(module[idle[0]]).__name__}) does not: it keeps a state or attends in another "
+                "way, which is not served."
+            )
+    if not in_lists and layer_count is not None and len(called) < layer_count:
+        raise BackendError(
+            f"{type(base).__name__} has {layer_count} layers by its config, and {len(called)} modules call attention "
+            "through Transformers' interface: the others keep a state or attend in another way, which is not served."
+        )
 
 
 def _run(base: nn.Module, name: str) -> tuple[list[_Call], Seen, dict[str, list[int]]]:

@@ -13,74 +13,104 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from modelbay.errors import BackendError
-from modelbay_transformers import masks
+from modelbay_transformers.positions import give_positions
+from modelbay_transformers.spread import MetaSpreads, mark_given, mark_hidden
 
 #: Tokens of the probe: not a size that any dimension of a model has.
 TOKENS = 11
-_POSITIONS = "_modelbay_positions"
+#: What the errors of operations say that would need values which are not there.
+_NEEDS_VALUES = ("meta tensor", "register_meta", "unallocated storage")
+_SMALL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """``hidden``: the last hidden state [1, T, H] on meta. ``position_rows``: rows of the smallest table that is
-    indexed by position, None if there is none."""
+    indexed by position, None if there is none. ``positions_used``: whether positions ever met hidden states.
+    ``ran``: the modules whose forward ran."""
 
     hidden: torch.Tensor
     position_rows: int | None
+    positions_used: bool
+    ran: frozenset[nn.Module]
 
 
 def run_on_meta(base: nn.Module) -> Seen:
     """One forward.
 
     Raises:
-        BackendError: the forward needs what is not there (pixels, a cache, values of hidden states).
+        BackendError: the forward needs what is not there (pixels, a cache, values of hidden states), or it mixes
+            tokens outside of attention.
     """
-    accepted = accepted_arguments(base)
-    ids = torch.arange(3, 3 + TOKENS)[None]
-    positions = torch.arange(TOKENS)[None]
-    setattr(positions, _POSITIONS, True)
-    inputs = {"input_ids": ids, "position_ids": positions, **fixed_arguments(base)}
-    if "position_ids" not in accepted:
-        raise BackendError(
-            f"{type(base).__name__}.forward takes no position_ids: tokens of several sequences cannot share a batch."
-        )
-    spread = _MetaSpreads()
     try:
-        with torch.no_grad(), _experts_pass_through(base), spread:
-            output = base(**{name: value for name, value in inputs.items() if name in accepted})
+        return _run(base)
     except BackendError:
         raise
     except Exception as error:
-        raise BackendError(_cannot(base, error)) from error
-    if not spread.positions_used:
-        raise BackendError(
-            f"{type(base).__name__} takes position_ids and does not use them: "
-            "tokens of several sequences cannot share a batch."
-        )
+        if not any(sign in str(error) for sign in _NEEDS_VALUES):
+            text = " ".join(str(error).split())[:200]
+            raise BackendError(
+                f"{type(base).__name__} cannot be run on token ids and positions alone: {type(error).__name__}: {text}"
+            ) from error
+    with _one_number(base):
+        return _run(base)
+
+
+def _run(base: nn.Module) -> Seen:
+    accepted = accepted_arguments(base)
+    ids = torch.arange(3, 3 + TOKENS)[None]
+    positions = mark_given(torch.arange(TOKENS)[None])
+    inputs = {"input_ids": ids, **give_positions(base, positions), **fixed_arguments(base)}
+    where = _Where(base)
+    spread = MetaSpreads(TOKENS, where.name)
+    with torch.no_grad(), _as_it_was(base), _experts_pass_through(base), where, spread:
+        output = base(**{name: value for name, value in inputs.items() if name in accepted})
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
         hidden = output[0]
     if not isinstance(hidden, torch.Tensor) or hidden.shape[:2] != (1, TOKENS):
         raise BackendError(f"{type(base).__name__} does not give one hidden state for each token ({shape_of(hidden)}).")
-    return Seen(hidden, spread.position_rows)
+    return Seen(hidden, spread.position_rows, spread.positions_used, frozenset(where.ran))
 
 
-def _cannot(base: nn.Module, error: Exception) -> str:
-    text = " ".join(str(error).split())[:200]
-    name = type(base).__name__
-    if "meta tensors" in text or "meta tensor;" in text:
-        return f"{name} decides by the values of its hidden states what to compute, so it cannot be probed without weights."
-    return f"{name} cannot be run on token ids and positions alone: {type(error).__name__}: {text}"
+@contextmanager
+def _as_it_was(base: nn.Module) -> Iterator[None]:
+    """Buffers and other tensors that a forward replaces are put back."""
+    kept = [(module, dict(module._buffers), _tensors_of(module)) for module in base.modules()]
+    try:
+        yield
+    finally:
+        for module, buffers, attributes in kept:
+            module._buffers.update(buffers)
+            module.__dict__.update(attributes)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+
+
+@contextmanager
+def _one_number(base: nn.Module) -> Iterator[None]:
+    """Every parameter is one small number: values at hand, and no memory."""
+    kept = [(module, dict(module._parameters)) for module in base.modules()]
+    try:
+        for module, parameters in kept:
+            for name, parameter in parameters.items():
+                if parameter is not None:
+                    view = torch.full((), _SMALL, dtype=parameter.dtype).expand(parameter.shape)
+                    module._parameters[name] = mark_hidden(nn.Parameter(view, requires_grad=False))  # type: ignore[assignment]
+        yield
+    finally:
+        for module, parameters in kept:
+            module._parameters.update(parameters)
 
 
 def accepted_arguments(module: nn.Module) -> set[str]:
     """Names of forward's arguments; a ``**kwargs`` counts for those that Transformers' models pass along."""
     parameters = inspect.signature(module.forward).parameters
-    passed_on = {"use_cache", "return_dict", "position_ids"}
+    passed_on = {"input_ids", "inputs_embeds", "position_ids", "use_cache", "return_dict"}
     return set(parameters) | (passed_on if "kwargs" in parameters else set())
 
 
@@ -92,49 +122,6 @@ def fixed_arguments(module: nn.Module) -> dict[str, Any]:
 
 def shape_of(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-class _MetaSpreads(TorchDispatchMode):
-    """An operation with one operand on meta runs on meta as a whole; one with real operands runs for real.
-
-    Follows two things on the way: whether positions ever meet hidden states, and views of a described mask.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions_used = False
-        self.position_rows: int | None = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        operands = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
-        on_meta = any(item.device.type == "meta" for item in operands)
-        positions = any(getattr(item, _POSITIONS, False) for item in operands)
-        if on_meta:
-            self.positions_used |= positions
-            if positions and func is torch.ops.aten.embedding.default:
-                rows = args[0].shape[0]
-                self.position_rows = min(rows, self.position_rows or rows)
-            args, kwargs = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
-            if kwargs.get("device") is not None:
-                kwargs = {**kwargs, "device": torch.device("meta")}
-        output = func(*args, **kwargs)
-        made = [item for item in tree_flatten(output)[0] if isinstance(item, torch.Tensor)]
-        for item in made:
-            if positions and item.device.type != "meta":
-                setattr(item, _POSITIONS, True)
-            if len(operands) == 1 and item.shape[-1:] == operands[0].shape[-1:] and item.dtype == operands[0].dtype:
-                self._keep_origin(operands[0], item)
-        return output
-
-    @staticmethod
-    def _keep_origin(before: torch.Tensor, after: torch.Tensor) -> None:
-        if masks.origin(before) is not None:
-            masks.remember(after, masks.origin(before))
-
-
-def _to_meta(item: torch.Tensor) -> torch.Tensor:
-    return item if item.device.type == "meta" else item.to("meta")
 
 
 @contextmanager
@@ -175,6 +162,40 @@ def _with_inner(configs: dict[int, Any]) -> list[Any]:
             if hasattr(inner, "_attn_implementation_internal"):
                 found[id(inner)] = inner
     return [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
+
+
+class _Where:
+    """Which module is computing: for errors."""
+
+    def __init__(self, base: nn.Module) -> None:
+        self.base = base
+        self.ran: set[nn.Module] = set()
+        self._stack: list[str] = [type(base).__name__]
+        self._hooks: list[Any] = []
+
+    def name(self) -> str:
+        return self._stack[-1]
+
+    def __enter__(self) -> _Where:
+        for name, module in self.base.named_modules():
+            if name:
+                self._hooks.append(module.register_forward_pre_hook(self._push(name)))
+                self._hooks.append(module.register_forward_hook(self._pop))
+        return self
+
+    def _push(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.ran.add(module)
+            self._stack.append(f"{name} ({type(module).__name__})")
+
+        return hook
+
+    def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()
+
+    def __exit__(self, *exc: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
 
 class LinearWatch:

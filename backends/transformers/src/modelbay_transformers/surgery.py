@@ -33,7 +33,7 @@ def replace_head(build: BuildContext, model: nn.Module, name: str, tied_to: str 
     old: Any = model.get_submodule(name)
     new = Head(build, old.in_features, old.out_features, tied_to=tied_to)
     if old.bias is not None:
-        new.bias = nn.Parameter(old.bias.detach(), requires_grad=False)
+        new.bias = old.bias  # the same parameter: it may be tied to one beside it
     _set(model, name, new)
 
 

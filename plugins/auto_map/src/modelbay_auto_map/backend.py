@@ -34,7 +34,8 @@ class AutoMapBackend:
             return Verdict(False, f"{named}, but encoder-decoder models are not served")
         if args.trust_remote_code is not True:
             return Verdict(
-                False, f"{named}, code of {files.reference}, which is not trusted: read it, then pass --trust-remote-code"
+                False,
+                f"{named}, code of {files.reference}, which is not trusted: read it, then pass --trust-remote-code",
             )
         return Verdict(True, named)
 
@@ -53,9 +54,10 @@ class AutoMapBackend:
         try:
             return assemble(classes, resolution, build, check=lambda outer, base: check_instance(classes, outer, base))
         except BackendError as error:
-            if isinstance(error.__cause__, NotImplementedError | RuntimeError) and error.hint is None:
-                # What is decided by values cannot run without them; of what custom models do, that is routing.
-                raise BackendError(error.message, hint=EXPERTS_HINT) from error.__cause__
+            cause = error.__cause__
+            if cause is not None and (isinstance(cause, NotImplementedError) or "meta" in str(cause)):
+                # Decided by values, which are not there yet; of what custom models do, that is routing.
+                raise BackendError(error.message, hint=EXPERTS_HINT) from cause
             raise
         except ModelbayError:
             raise

@@ -38,20 +38,20 @@ def check_instance(classes: ModelClasses, outer: nn.Module, base: nn.Module) -> 
         _check_experts(name, experts)
 
 
-def _check_is_base(base: nn.Module) -> None:
-    head = base.get_output_embeddings()
-    if head is not None:
+def _check_is_base(base: Any) -> None:
+    if base.get_output_embeddings() is not None:
         raise BackendError(
-            f"auto_map.AutoModel names {type(base).__name__}, which has a head over the vocabulary; it must name the base "
-            "model (MyModel, not MyModelForCausalLM), and the base model carries what is special about it."
+            f"auto_map.AutoModel names {type(base).__name__}, which has a head over the vocabulary; it must name "
+            "the base model (MyModel, not MyModelForCausalLM), which carries what is special about the model."
         )
 
 
 def _check_same_base(classes: ModelClasses, outer: nn.Module, base: nn.Module) -> None:
     if type(base) is not classes.base:
         raise BackendError(
-            f"{type(outer).__name__} holds a {type(base).__name__}, but auto_map.AutoModel names {classes.base.__name__}: "
-            "the class around the base model must hold that very class, which carries what is special about the model."
+            f"{type(outer).__name__} holds a {type(base).__name__}, but auto_map.AutoModel names "
+            f"{classes.base.__name__}: the class around the base model must hold that very class, which carries what "
+            "is special about the model."
         )
 
 
@@ -77,8 +77,9 @@ def _check_head(outer: nn.Module, base: nn.Module) -> None:
         return
     changed = ", ".join(stand_in.changed()) or "another input_ids"
     raise BackendError(
-        f"{type(outer).__name__} calls its base model {len(stand_in.calls)} times, with {changed}: what is special about a "
-        f"custom model belongs into the base model ({type(base).__name__}); the class around it only computes logits."
+        f"{type(outer).__name__} calls its base model {len(stand_in.calls)} times, with {changed}: what is special "
+        f"about a custom model belongs into the base model ({type(base).__name__}); the class around it only "
+        "computes logits."
     )
 
 
@@ -107,8 +108,9 @@ class _StandIn(nn.Module):
         bound = self._signature.bind(*args, **kwargs).arguments
         bound |= bound.pop("kwargs", {})
         self.calls.append(bound)
-        width = self._base[0].config.get_text_config().hidden_size
-        return MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 3, width, device="meta", dtype=self._base[0].dtype))
+        base: Any = self._base[0]
+        width = base.config.get_text_config().hidden_size
+        return MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 3, width, device="meta", dtype=base.dtype))
 
     def changed(self) -> list[str]:
         """The arguments that would change what the base model computes."""
@@ -128,8 +130,8 @@ def _check_experts(name: str, experts: nn.Module) -> None:
         wrong = [f"{n} {list(p.shape)}" for n, p in experts.named_parameters() if not _is_packed(n, p)]
         if wrong or not list(experts.parameters()):
             raise BackendError(
-                f"{name} ({kind}) is no nn.ModuleList, so it must hold 3-D parameters alone, one slice per expert; it has "
-                f"{', '.join(wrong[:4]) or 'none'}."
+                f"{name} ({kind}) is no nn.ModuleList, so it must hold 3-D parameters alone, one slice per expert; "
+                f"it has {', '.join(wrong[:4]) or 'none'}."
             )
     parameters = inspect.signature(type(experts).forward).parameters
     if not set(EXPERTS_TAKE) <= set(parameters):

@@ -75,8 +75,16 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3n": {"text_config": _SHARED_KV},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
+        },
     },
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy"},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    # The checkpoints with attention in every layer; with state-space layers it is another model.
+    "granitemoehybrid": {"layer_types": ["full_attention", "full_attention"], "position_embedding_type": "rope"},
+    "lfm2": {"layer_types": ["full_attention", "conv"]},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "dots3_note_text": {"num_key_value_heads": HEADS},
     "dots3_note": {"text_config": {"num_key_value_heads": HEADS}},
     "esmc": {"num_key_value_heads": HEADS},

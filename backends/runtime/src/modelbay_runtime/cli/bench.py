@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json, print_table
 from modelbay_runtime.bench import DEFAULT_SHAPES, Spread, check_fits, generate_with, measure, parse_shapes
@@ -35,7 +36,8 @@ def command(ctx: click.Context, model: str, shapes: str, rounds: int, as_json: b
     moment; to compare with another engine, measure both in turn (benchmarks/compare.py).
     """
     wanted = parse_shapes(shapes)  # a bad one is refused before anything is loaded
-    from modelbay_runtime.llm import LLM
+    with interrupts_wait():
+        from modelbay_runtime.llm import LLM
 
     start = time.perf_counter()
     kwargs = engine_kwargs_from(ctx, options)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.errors import UsageError
 from modelbay_runtime.cli.sampling_options import sampling_options, sampling_params_from
@@ -25,7 +26,8 @@ _HELP = "/clear forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops
 def command(ctx: click.Context, model: str, system: str | None, **options: Any) -> None:
     """Chat with MODEL in the terminal."""
     sampling_params_from(options, {})
-    from modelbay_runtime.llm import LLM
+    with interrupts_wait():
+        from modelbay_runtime.llm import LLM
 
     with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
         params = sampling_params_from(options, llm.resolution.config.generation)

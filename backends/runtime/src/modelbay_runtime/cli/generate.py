@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json
 from modelbay.errors import UsageError
@@ -44,7 +45,8 @@ def command(
     if system is not None and not as_chat:
         raise UsageError("--system is a message of a conversation: it needs --chat.")
     sampling_params_from(options, {}, n=n, logprobs=logprobs)  # a bad value is refused before anything is loaded
-    from modelbay_runtime.llm import LLM
+    with interrupts_wait():
+        from modelbay_runtime.llm import LLM
 
     with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
         if verbose:

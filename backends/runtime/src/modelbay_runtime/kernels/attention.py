@@ -37,7 +37,7 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decodes:
+class Decodes:
     """Decoding sequences that are attended together: their rows, their blocks, how many keys, which of them count."""
 
     rows: torch.Tensor | slice
@@ -68,15 +68,15 @@ def attention(
     """
     out = q.new_empty(q.shape[0], spec.num_heads, spec.v_head_size)
     if step.num_decodes:
-        plans = group.cached(("decode", spec.window, q.dtype), lambda: _plan_decodes(step, group, spec, q.dtype))
+        plans = group.cached(("decode", spec.window, q.dtype), lambda: plan_decodes(step, group, spec.window, q.dtype))
         for plan in plans:
             out[plan.rows] = _decode(q[plan.rows], cache, plan, spec, sinks)
-    for first, count in step.cached("prefills", lambda: _plan_prefills(step)):
+    for first, count in step.cached("prefills", lambda: plan_prefills(step)):
         _prefill(out, q, rows, cache, step, group, spec, sinks, first, count)
     return out
 
 
-def _plan_decodes(step: Step, group: KVGroupStep, spec: AttentionSpec, dtype: torch.dtype) -> list[_Decodes]:
+def plan_decodes(step: Step, group: KVGroupStep, window: int | None, dtype: torch.dtype) -> list[Decodes]:
     """Split decoding sequences so that none is padded beyond `_MAX_PADDING` times its length."""
     lengths = step.seq_lens[: step.num_decodes] - group.first_position[: step.num_decodes]
     order = sorted(range(step.num_decodes), key=lengths.tolist().__getitem__)
@@ -86,14 +86,14 @@ def _plan_decodes(step: Step, group: KVGroupStep, spec: AttentionSpec, dtype: to
         end = begin + 1
         while end < len(order) and host[order[end]] <= _MAX_PADDING * max(host[order[begin]], 64):
             end += 1
-        plans.append(_plan_one(order[begin:end], host, step, group, spec, dtype))
+        plans.append(_plan_one(order[begin:end], host, step, group, window, dtype))
         begin = end
     return plans
 
 
 def _plan_one(
-    members: list[int], host: list[int], step: Step, group: KVGroupStep, spec: AttentionSpec, dtype: torch.dtype
-) -> _Decodes:
+    members: list[int], host: list[int], step: Step, group: KVGroupStep, window: int | None, dtype: torch.dtype
+) -> Decodes:
     everyone = len(members) == step.num_decodes
     if everyone:
         members = list(range(step.num_decodes))
@@ -102,19 +102,19 @@ def _plan_one(
     num_blocks = -(-longest // group.block_size)
     blocks = group.block_tables.index_select(0, index)[:, :num_blocks].flatten()
     mask = None
-    if longest != shortest or (spec.window is not None and longest > spec.window):
+    if longest != shortest or (window is not None and longest > window):
         key = torch.arange(longest, device=index.device) + group.first_position[index, None]  # [b, L] positions
         query = step.seq_lens[index, None] - 1
         hidden = key > query
-        if spec.window is not None:
-            hidden |= key <= query - spec.window
+        if window is not None:
+            hidden |= key <= query - window
         mask = torch.zeros(hidden.shape, dtype=dtype, device=index.device).masked_fill_(hidden, float("-inf"))
         mask = mask[:, None, None, :]
-    return _Decodes(slice(0, len(members)) if everyone else index, len(members), blocks, longest, mask)
+    return Decodes(slice(0, len(members)) if everyone else index, len(members), blocks, longest, mask)
 
 
 def _decode(
-    q: torch.Tensor, cache: torch.Tensor, plan: _Decodes, spec: AttentionSpec, sinks: torch.Tensor | None
+    q: torch.Tensor, cache: torch.Tensor, plan: Decodes, spec: AttentionSpec, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     gathered = cache.index_select(0, plan.blocks).view(plan.count, -1, cache.shape[-1])[:, : plan.length]
     keys, values = spec.split_rows(gathered)
@@ -128,7 +128,7 @@ def _decode(
     return out.flatten(1, 2)
 
 
-def _plan_prefills(step: Step) -> list[tuple[int, int]]:
+def plan_prefills(step: Step) -> list[tuple[int, int]]:
     """(first sequence, count): neighbours of equal length without context go together."""
     runs: list[tuple[int, int]] = []
     previous = None

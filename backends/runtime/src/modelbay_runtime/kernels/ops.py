@@ -34,6 +34,20 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     turned.copy_(torch.addcmul(turned * cos, torch.roll(turned, size // 2, -1), sin))
 
 
+def rotary_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotary position embedding, in place, interleaved layout: dimensions 2i and 2i + 1 turn together.
+
+    Args:
+        x: [T, N, D] (any strides, last dimension dense); the first ``R = cos.shape[-1]`` of D are turned.
+        cos: [T, 1, R]. sin: [T, 1, R], negated at even places, so that
+            ``x * cos + swap_neighbours(x) * sin`` is the rotation.
+    """
+    size = cos.shape[-1]
+    turned = x if size == x.shape[-1] else x[..., :size]
+    swapped = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    turned.copy_(torch.addcmul(turned * cos, swapped, sin))
+
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,

@@ -13,8 +13,9 @@ from torch import nn
 
 from modelbay.config import ModelConfig
 from modelbay.errors import ConfigError
+from modelbay.rope import RopeSpec
 from modelbay_runtime.api import BuildContext, KVSpec, Step
-from modelbay_runtime.layers.attention import Attention, SelfAttention
+from modelbay_runtime.layers.attention import SelfAttention
 from modelbay_runtime.layers.embedding import Embedding, Head
 from modelbay_runtime.layers.mlp import GatedMLP
 from modelbay_runtime.layers.norm import RMSNorm
@@ -64,7 +65,10 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(layer_class(build, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(build, config.hidden_size, config.get("rms_norm_eps", 1e-6))
-        self.rotary_emb = Rotary(build, rope)
+        self.rotary_emb = self.make_rotary(build, rope)
+
+    def make_rotary(self, build: BuildContext, rope: RopeSpec) -> nn.Module:
+        return Rotary(build, rope)
 
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, step: Step, inputs_embeds: torch.Tensor | None
@@ -79,11 +83,12 @@ class Decoder(nn.Module):
 class CausalLM(nn.Module):
     """A decoder with a head: the model contract for ``…ForCausalLM``."""
 
+    decoder_class: type[Decoder] = Decoder
     layer_class: type[DecoderLayer] = DecoderLayer
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
-        self.model = Decoder(build, self.layer_class)
+        self.model = self.decoder_class(build, self.layer_class)
         tied_to = "model.embed_tokens.weight" if config.tie_word_embeddings else None
         self.lm_head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
 
@@ -102,4 +107,4 @@ class CausalLM(nn.Module):
         return self.lm_head(hidden)
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
-        return {module.layer: module.kv_spec for module in self.modules() if isinstance(module, Attention)}
+        return {module.layer: module.kv_spec for module in self.modules() if hasattr(module, "kv_spec")}

@@ -16,22 +16,31 @@ from modelbay_runtime.layers.rotary_frequencies import inverse_frequencies
 class Rotary(nn.Module):
     """cos and sin of every position up to the instance's longest, from one RopeSpec.
 
-    The tables are real while the module is on meta: they are not parameters and no checkpoint fills them.
+    ``interleaved`` tables are for the op ``rotary_interleaved``, the others for ``rotary``. The tables are real while the module is on meta: they are not parameters and no checkpoint fills them.
     """
 
     table: torch.Tensor  # [2, L, R]: cos, and sin with its first half negated
 
-    def __init__(self, build: BuildContext, rope: RopeSpec) -> None:
+    def __init__(self, build: BuildContext, rope: RopeSpec, *, interleaved: bool = False) -> None:
         super().__init__()
         inv_freq, factor = inverse_frequencies(rope, build.max_model_len, build.config.max_model_len)
         with torch.device(build.device):
             angles = torch.outer(torch.arange(build.max_model_len, dtype=torch.float32), inv_freq.to(build.device))
             cos, sin = angles.cos() * factor, angles.sin() * factor
-            # Halves layout; the sign of rotate_half lives in the table, so that a turn is two products and a swap.
-            table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))  # [2, L, R]
+            # The sign of the swapped half lives in the table, so that a turn is two products and a swap.
+            join = _interleave if interleaved else _halves
+            table = torch.stack((join(cos, cos), join(-sin, sin)))  # [2, L, R]
         self.register_buffer("table", table.to(build.dtype), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos [T, 1, R] and signed sin [T, 1, R], in the model's dtype."""
         cos, sin = self.table.index_select(1, positions).unsqueeze(2)
         return cos, sin
+
+
+def _halves(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.cat((first, second), -1)
+
+
+def _interleave(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.stack((first, second), -1).flatten(-2)

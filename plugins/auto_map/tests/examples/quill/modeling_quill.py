@@ -82,9 +82,7 @@ class QuillModel(PreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         hidden_states = inputs_embeds + self.places(position_ids)
-        mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
-        )
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
         for block in self.blocks:
             hidden_states = block(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.final_norm(hidden_states))

@@ -23,11 +23,18 @@ class Case:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """A decoder made of an encoder's class must be told that it is one."""
+        """A decoder made of an encoder's class, or of half a model, must be told that it is one."""
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        fields = getattr(CONFIG_MAPPING[self.model_type], "__dataclass_fields__", {})
-        return {"is_decoder": True} if self.task == "generate" and "is_decoder" in fields else {}
+        if self.task != "generate":
+            return {}
+        default = CONFIG_MAPPING[self.model_type]
+        fields = getattr(default, "__dataclass_fields__", {})
+        values = {"is_decoder": True} if "is_decoder" in fields else {}
+        # The classes for the decoder alone write this into their config.
+        if self.architecture.endswith("ForCausalLM") and getattr(default, "is_encoder_decoder", False):
+            values["is_encoder_decoder"] = False
+        return values
 
 
 def all_cases() -> list[Case]:

@@ -1,0 +1,151 @@
+"""Meta is contagious: how a forward runs when parameters have no values and everything small does.
+
+Where a model's code asks for the values of hidden states, it runs with parameters that all are one small number (views
+of one element, so that nothing large is allocated); hidden states are then real, and followed by a mark.
+
+Follows, on the way, what decides whether tokens of several sequences may share a batch: where positions come from, and
+whether tokens are mixed anywhere but in attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from modelbay.errors import BackendError
+from modelbay_transformers import masks
+
+_aten = torch.ops.aten
+_MARK = "_modelbay_from"
+_GIVEN, _OWN, _HIDDEN = "given positions", "own numbering", "hidden states"
+_FACTORIES = {_aten.arange, _aten.ones, _aten.zeros, _aten.full, _aten.scalar_tensor}
+_PRODUCTS = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
+_RUNNING = {_aten.cumsum, _aten.cumprod, _aten.logcumsumexp, _aten.roll, _aten.cummax}
+
+
+def mark_given(positions: torch.Tensor) -> torch.Tensor:
+    """Positions that come from outside."""
+    setattr(positions, _MARK, frozenset((_GIVEN,)))
+    return positions
+
+
+def mark_hidden(parameter: torch.Tensor) -> torch.Tensor:
+    """What is computed with it is a hidden state."""
+    setattr(parameter, _MARK, frozenset((_HIDDEN,)))
+    return parameter
+
+
+def _is_hidden(item: torch.Tensor) -> bool:
+    return item.device.type == "meta" or _HIDDEN in getattr(item, _MARK, ())
+
+
+class MetaSpreads(TorchDispatchMode):
+    """An operation with one operand on meta runs on meta as a whole; one with real operands runs for real.
+
+    Attributes:
+        positions_used: whether given positions ever met hidden states.
+        position_rows: rows of the smallest table that is indexed by position.
+
+    Raises (where it sees it):
+        BackendError: the model numbers its tokens itself, or mixes tokens outside of attention.
+    """
+
+    def __init__(self, tokens: int, where: Callable[[], str]) -> None:
+        super().__init__()
+        self.tokens, self.where = tokens, where
+        self.positions_used = False
+        self.position_rows: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operands = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
+        marks = frozenset[str]().union(*(getattr(item, _MARK, ()) for item in operands))
+        if any(_is_hidden(item) for item in operands):
+            self._meet(func, args, operands, marks)
+        if any(item.device.type == "meta" for item in operands):
+            args, kwargs = tree_map_only(torch.Tensor, _to_meta, (_without_bool_index(func, args), kwargs))
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": torch.device("meta")}
+        elif func.overloadpacket in _FACTORIES and _is_small(args):
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        output = func(*args, **kwargs)
+        self._mark(func, operands, output, marks)
+        return output
+
+    def _meet(self, func: Any, args: Any, operands: list[torch.Tensor], marks: frozenset[str]) -> None:
+        """Real operands and those on meta meet in one operation."""
+        if _GIVEN in marks:
+            self.positions_used = True
+            if func is _aten.embedding.default:
+                rows = args[0].shape[0]
+                self.position_rows = min(rows, self.position_rows or rows)
+        elif _OWN in marks and any(_is_hidden(item) and item.is_floating_point() for item in operands):
+            raise BackendError(
+                f"{self.where()} numbers its tokens itself (torch.arange): "
+                "tokens of several sequences cannot share a batch."
+            )
+        how = self._mixes(func, args)
+        if how:
+            raise BackendError(
+                f"{self.where()} mixes tokens outside of attention ({how}), which is not served.",
+                hint="Attention itself must be called through ALL_ATTENTION_FUNCTIONS.get_interface(…).",
+            )
+
+    def _mixes(self, func: Any, args: Any) -> str | None:
+        """How an operation lets one token see another's hidden state; None if it does not (as far as shapes tell)."""
+        packet, tokens = func.overloadpacket, self.tokens
+        if packet in _PRODUCTS:
+            left, right = (args[i] for i in _PRODUCTS[packet])
+            if left.shape[-1] == tokens and left.shape[-2] == tokens and right.shape[-2] == tokens:
+                return "a product over tokens"
+        elif packet is _aten.convolution:
+            if any(n >= tokens and k > 1 for n, k in zip(args[0].shape[2:], args[1].shape[2:], strict=True)):
+                return "a convolution"
+        elif packet in _RUNNING and isinstance(args[-1], (int, list)) and tokens in args[0].shape[:-1]:
+            dims = args[-1] if isinstance(args[-1], list) else [args[-1]]
+            if any(args[0].shape[dim] == tokens for dim in dims):
+                return func.overloadpacket.__name__
+        elif packet is _aten.constant_pad_nd and args[0].is_floating_point():
+            padding = args[1]
+            for i in range(0, len(padding), 2):
+                if (padding[i] or padding[i + 1]) and args[0].shape[-1 - i // 2] == tokens:
+                    return "a shift or padding of tokens"
+        return None
+
+    def _mark(self, func: Any, operands: list[torch.Tensor], output: Any, marks: frozenset[str]) -> None:
+        if func.overloadpacket is _aten.arange:
+            marks = frozenset((_OWN,))
+        for item in tree_flatten(output)[0]:
+            if not isinstance(item, torch.Tensor):
+                continue
+            if marks and item.device.type != "meta":
+                own = marks if self.tokens in item.shape else marks - {_OWN}
+                if _HIDDEN in own:
+                    own = frozenset((_HIDDEN,))
+                setattr(item, _MARK, own)
+            if len(operands) == 1 and item.dtype == operands[0].dtype and masks.origin(operands[0]) is not None:
+                masks.remember(item, masks.origin(operands[0]))
+
+
+def _without_bool_index(func: Any, args: Any) -> Any:
+    """How many elements a real mask picks is known here, and would not be on meta."""
+    if func.overloadpacket not in (_aten.index, _aten.index_put, _aten.index_put_):
+        return args
+    indices: list[Any] = []
+    for index in args[1]:
+        real_mask = index is not None and index.dtype == torch.bool and index.device.type != "meta"
+        indices += index.nonzero(as_tuple=True) if real_mask else [index]
+    return (args[0], indices, *args[2:])
+
+
+def _is_small(args: Any) -> bool:
+    shape = args[0] if args and isinstance(args[0], (list, tuple, torch.Size)) else ()
+    return len(shape) <= 1
+
+
+def _to_meta(item: torch.Tensor) -> torch.Tensor:
+    return item if item.device.type == "meta" else item.to("meta")
