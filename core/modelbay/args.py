@@ -20,7 +20,7 @@ def _arg(default: Any, help: str, *, choices: tuple[str, ...] | None = None, fla
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """What decides which model runs and how; the names and defaults of DESIGN §8.
+    """What decides which model runs and how.
 
     ``None`` always means "not said". Lengths are in tokens, memory in bytes, shares between 0 and 1.
     """

@@ -1,8 +1,8 @@
 """One file that pins a run: what it was made of, by content; a locked run refuses what differs and says what.
 
-The file is JSON: ``{"format": 1, "model", "tokenizer", "code", "args", "resolution", "versions", "plugins"}``. ``model``,
-``tokenizer`` (null: the model's) and each of ``code`` are a repository's id (null for a directory), its commit, and the
-SHA-256 of each file that is used. A directory with the same content is the same model.
+The file is JSON with the keys format, model, tokenizer, code, args, resolution, versions and plugins. ``model``,
+``tokenizer`` (null: the model's) and each of ``code`` have a repository's id (null for a directory), its commit, and
+the SHA-256 of each file that is used. A directory with the same content is the same model.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Lock:
                 hint="Get what is locked, or write a new lock with: modelbay lock",
             )
         count = sum(len(entry["files"]) for _, entry in _repositories(now.data))
-        resolution.trace.decide("source", "lock check", f"{count} files, versions and settings are as locked", "SHA-256")
+        resolution.trace.decide(
+            "source", "lock check", f"{count} files, versions and settings are as locked", "SHA-256"
+        )
 
     @classmethod
     def of(cls, resolution: Resolution) -> Lock:
@@ -109,7 +111,9 @@ class Lock:
                 "model": _entry(files, own, files.reference),
                 "tokenizer": other,
                 "code": list(_code(resolution, tokenizer)),
-                "args": {name: _plain(getattr(args, name)) for name in _PINNED if getattr(args, name) != _default(name)},
+                "args": {
+                    name: _plain(getattr(args, name)) for name in _PINNED if getattr(args, name) != _default(name)
+                },
                 "resolution": {
                     "architecture": resolution.architecture,
                     "served_by": resolution.arch.name if resolution.arch else None,
@@ -253,7 +257,9 @@ def _distributions(plugins: Plugins) -> dict[str, str]:
 
     loaded = [record for record in plugins.records if record.status == "loaded" and record.name != "core"]
     versions = {
-        f"{record.distribution} {record.name}" if record.distribution == IN_PROCESS else record.distribution: record.version
+        f"{record.distribution} {record.name}"
+        if record.distribution == IN_PROCESS
+        else record.distribution: record.version
         for record in loaded
     }
     return dict(sorted(versions.items()))

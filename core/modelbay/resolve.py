@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modelbay.plugins import Plugins
     from modelbay.source import ModelFiles
     from modelbay.specs import ArchSpec, BackendSpec, Owner
+    from modelbay.weights.transforms import Transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,20 @@ def check_quantization(config: ModelConfig, args: EngineArgs, plugins: Plugins, 
     trace.decide(
         "config", "quantization method", f"{method} ({owned.value.summary})", f"{source}; served by {owned.owner}"
     )
+    quantization_transforms(config, args, plugins)
+
+
+def quantization_transforms(config: ModelConfig, args: EngineArgs, plugins: Plugins) -> tuple[Transform, ...]:
+    """What brings the checkpoint's quantised tensors to plain ones, by whoever offers the method.
+
+    Raises:
+        ConfigError: the method is offered, but not with what quantization_config says.
+    """
+    method = config.quantization.get("quant_method") if config.quantization else args.quantization
+    owned = plugins.get("quantizations", method) if isinstance(method, str) else None
+    if owned is None or owned.value.target is None:
+        return ()
+    return tuple(load_target(owned.value.target)(config))
 
 
 def wanted_backend(args: EngineArgs, architecture: str, settings: Settings) -> tuple[str, str]:

@@ -193,7 +193,12 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSpec:
-    """A ``quant_method`` somebody can serve. ``summary`` says how (``"dequantised while streaming"``)."""
+    """A ``quant_method`` somebody can serve. ``summary`` says how (``"dequantised while streaming"``).
+
+    ``target`` is ``fn(config: ModelConfig) -> tuple[Transform, ...]``, applied to the names on disk before all other
+    transforms of an architecture; it raises ConfigError for settings of the method that it does not serve. None: the
+    load format alone reads it.
+    """
 
     method: str
     summary: str

@@ -1,4 +1,4 @@
-"""DESIGN "Who may import whom": what must stay light imports neither torch nor transformers (CASES 4)."""
+"""Who may import whom: what must stay light imports neither torch nor transformers (CASES 4)."""
 
 from __future__ import annotations
 

@@ -129,7 +129,10 @@ def test_the_same_content_elsewhere_is_the_same_run(tmp_path: Path, ask: Callabl
     resolution = ask(tmp_path / "moved", locked=lock)
     assert resolution.config.max_model_len == 16
     assert resolution.args.hf_overrides == {"rms_norm_eps": 1e-3}
-    assert resolution.trace.find("lock").answer["pinned"] == {"max_model_len": 16, "hf_overrides": {"rms_norm_eps": 1e-3}}
+    assert resolution.trace.find("lock").answer["pinned"] == {
+        "max_model_len": 16,
+        "hf_overrides": {"rms_norm_eps": 1e-3},
+    }
     assert resolution.trace.find("lock check").answer.startswith("7 files")
 
 
@@ -189,7 +192,9 @@ def test_a_setting_that_contradicts_the_lock_is_refused(tmp_path: Path, ask: Cal
         ask(model, locked=lock, seed=5)
 
 
-def test_a_repository_that_moved_is_run_at_the_locked_commit(hub: LocalHub, tmp_path: Path, ask: Callable[..., Any]) -> None:
+def test_a_repository_that_moved_is_run_at_the_locked_commit(
+    hub: LocalHub, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
     repo = hub.repo("org/model")
     first = repo.commit(MODEL)  # type: ignore[arg-type]
     lock = locked(ask("org/model"), tmp_path / "modelbay.lock")
@@ -223,7 +228,9 @@ def test_a_tokenizer_of_its_own_is_pinned_too(hub: LocalHub, tmp_path: Path, ask
     shutil.rmtree(tmp_path / "hf")
     args = ask("org/model", locked=lock).args
     assert (args.tokenizer, args.tokenizer_revision) == ("org/words", first)
-    with pytest.raises(LockError, match=rf"tokenizer: commit locked {first}, here .*tokenizer file tokenizer\.json has"):
+    with pytest.raises(
+        LockError, match=rf"tokenizer: commit locked {first}, here .*tokenizer file tokenizer\.json has"
+    ):
         ask("org/model", locked=lock, tokenizer_revision="main")
 
 

@@ -1,4 +1,4 @@
-"""DESIGN §4, the rules of the plugin manager, on distributions laid out as pip would."""
+"""The rules of the plugin manager, on distributions laid out as pip would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers: logits of every token of every request against Transformers in float32 (DESIGN §5)."""
+"""The numbers: logits of every token of every request against Transformers in float32."""
 
 from __future__ import annotations
 

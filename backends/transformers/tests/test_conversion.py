@@ -1,31 +1,13 @@
-"""W4, X7: checkpoints in the layouts that exist on the hub, through Transformers' own conversion mappings.
+"""W4: checkpoints in the layouts that exist on the hub, through Transformers' own conversion mappings.
 
 The reference is the instance that was saved: every parameter must arrive with exactly its values, and the logits must
 be those of Transformers. What is saved by Transformers has the names and shapes of the original authors.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import (
-    Chunk,
-    Concatenate,
-    GroupWeightRename,
-    Interleave,
-    MergeModulelist,
-    PermuteForRope,
-    PrefixChange,
-    Transpose,
-    WeightConverter,
-    WeightRenaming,
-)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -33,72 +15,13 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from modelbay import LLM
-from modelbay.args import EngineArgs
-from modelbay.errors import BackendError, WeightsError
-from modelbay.plugins import load_plugins
-from modelbay.source import ModelFiles
-from modelbay.trace import Trace
-from modelbay.weights.formats import TensorEntry
-from modelbay.weights.matching import Expected, Known
-from modelbay.weights.names import make_pieces
-from modelbay_runtime.loading import load_weights
+from modelbay.errors import WeightsError
 from modelbay_testing.logits import engine_logits, transformers_logits, worst_difference
+from modelbay_testing.states import differing, load_module, random_model, save_model, save_state, saved_names
 from modelbay_testing.tiny import tiny_checkpoint
 from modelbay_testing.tiny_configs import tiny_config
-from modelbay_transformers.conversion import (
-    IGNORED,
-    NOT_BUILT,
-    NOT_OF_BASE,
-    compile_mapping,
-    leave_out_pooler,
-    read_conversion,
-)
+from modelbay_transformers.conversion import IGNORED, NOT_BUILT, NOT_OF_BASE, leave_out_pooler, read_conversion
 from modelbay_transformers.meta import build_on_meta
-
-torch.set_num_threads(1)
-MODEL = "model.safetensors"
-
-
-def saved(model, root):
-    """The checkpoint as Transformers writes it: the weights file alone."""
-    root.mkdir()
-    model.save_pretrained(root, max_shard_size="1GB")
-    for file in root.iterdir():
-        if file.name != MODEL:
-            file.unlink()
-    return root
-
-
-def save_state(state, root):
-    root.mkdir()
-    save_file({name: value.contiguous().clone() for name, value in state.items()}, root / MODEL)
-    return root
-
-
-def names_in(root):
-    with safe_open(root / MODEL, "pt") as file:
-        return set(file.keys())
-
-
-def load(module, root, config, **args):
-    facts = SimpleNamespace(
-        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)), num_layers=None, sources={},
-        get=lambda key, default=None: default,
-    )  # fmt: skip
-    what = SimpleNamespace(
-        args=EngineArgs.create(str(root), **args), plugins=load_plugins([]), config=facts, arch=None, trace=Trace(),
-        files=ModelFiles(str(root), "local", root, tuple(sorted(path.name for path in root.iterdir()))),
-    )  # fmt: skip
-    return load_weights(module, what, device="cpu")
-
-
-def random_model(cls, config):
-    torch.manual_seed(0)
-    model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape))
-    return model
 
 
 def served(cls, config, root, *, base_only=False):
@@ -107,12 +30,7 @@ def served(cls, config, root, *, base_only=False):
     if base_only:
         leave_out_pooler(module)
     read_conversion(module, base_only=base_only).attach(module)
-    return module, load(module, root, config)
-
-
-def differing(module, state):
-    found = module.state_dict()
-    return [name for name in found if name not in state or not torch.equal(found[name], state[name])]
+    return module, load_module(module, root, tie=getattr(config, "tie_word_embeddings", False))
 
 
 def converted_types():
@@ -135,7 +53,7 @@ def test_w4_every_conversion_mapping_of_a_language_model(tmp_path, model_type, n
     config, cls = tiny_config(model_type), getattr(transformers, name)
     model = random_model(cls, config)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    module, _ = served(cls, config, saved(model, tmp_path / "original"))
+    module, _ = served(cls, config, save_model(model, tmp_path / "original"))
     assert differing(module, state) == []
     module, _ = served(cls, config, save_state(state, tmp_path / "module"))
     assert differing(module, state) == []
@@ -165,7 +83,7 @@ def test_w4_conversions_are_many():
 )  # fmt: skip
 def test_x7_logits_from_the_original_layout(tmp_path, model_type, original, overrides):
     root = tiny_checkpoint(tmp_path / "model", model_type, **overrides)
-    assert any(name.endswith(original) for name in names_in(root)), sorted(names_in(root))
+    assert any(name.endswith(original) for name in saved_names(root)), sorted(saved_names(root))
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30 + i for i in range(20)]]
     with LLM(str(root), model_impl="transformers", dtype="float32", device="cpu", kv_cache_memory_bytes=1 << 24) as llm:
         results = engine_logits(llm, prompts, 3)
@@ -200,14 +118,14 @@ class TestPrefixes:
         config, cls = tiny_config(model_type, tie_word_embeddings=False), getattr(transformers, name)
         model = random_model(cls, config)
         base_cls = MODEL_MAPPING[type(config)]
-        module, report = served(base_cls, config, saved(model, tmp_path / "head"), base_only=True)
+        module, report = served(base_cls, config, save_model(model, tmp_path / "head"), base_only=True)
         assert differing(module, getattr(model, model.base_model_prefix).state_dict()) == []
         assert set(report.ignored_by_rule()) == {NOT_OF_BASE}
 
     def test_w4_a_pooler_on_disk_is_not_used_for_hidden_states(self, tmp_path):
         config = tiny_config("bert")
         model = random_model(transformers.BertForSequenceClassification, config)
-        root = saved(model, tmp_path / "head")
+        root = save_model(model, tmp_path / "head")
         module, report = served(transformers.BertModel, config, root, base_only=True)
         assert report.ignored_by_rule() == {NOT_OF_BASE: 2, NOT_BUILT: 2}
         assert module.pooler is None
@@ -248,8 +166,8 @@ class TestTies:
     def test_w5_embed_out_of_gpt_neox(self, tmp_path):
         config, cls = tiny_config("gpt_neox", tie_word_embeddings=False), transformers.GPTNeoXForCausalLM
         model = random_model(cls, config)
-        root = saved(model, tmp_path / "m")
-        assert "embed_out.weight" in names_in(root)
+        root = save_model(model, tmp_path / "m")
+        assert "embed_out.weight" in saved_names(root)
         module, _ = served(cls, config, root)
         assert torch.equal(module.lm_head.weight, model.lm_head.weight)
 
@@ -293,309 +211,3 @@ class TestOldNames:
         root = save_state(model.state_dict() | {"mtp.fc.weight": torch.zeros(1)}, tmp_path / "m")
         _, report = served(cls, config, root)
         assert report.ignored_by_rule() == {IGNORED: 1}
-
-
-class Config(PretrainedConfig):
-    model_type = "tiny_moe_for_tests"
-
-    def __init__(self, experts=4, intermediate=3, hidden_size=5, **kwargs):
-        self.num_experts, self.intermediate_size, self.hidden_size = experts, intermediate, hidden_size
-        super().__init__(**kwargs)
-
-
-class Expert(nn.Module):
-    def __init__(self, config, names):
-        super().__init__()
-        self.names = names
-        for name, sizes in zip(
-            names,
-            ((config.hidden_size, config.intermediate_size),) * 2 + ((config.intermediate_size, config.hidden_size),),
-            strict=True,
-        ):
-            setattr(self, name, nn.Linear(*sizes, bias=False))
-
-    def forward(self, x):
-        gate, up, down = (getattr(self, name) for name in self.names)
-        return down(torch.nn.functional.silu(gate(x)) * up(x))
-
-
-class Listed(nn.ModuleList):
-    names = ("gate_proj", "up_proj", "down_proj")
-
-    def __init__(self, config):
-        super().__init__(Expert(config, self.names) for _ in range(config.num_experts))
-
-    def forward(self, x):
-        return torch.stack([expert(x) for expert in self])
-
-
-class ListedByNumber(Listed):
-    names = ("w1", "w3", "w2")
-
-
-class Packed(nn.Module):
-    """[E, 2I, H] and [E, H, I]."""
-
-    def __init__(self, config):
-        super().__init__()
-        shape = (config.num_experts, config.intermediate_size, config.hidden_size)
-        self.gate_up_proj = nn.Parameter(torch.empty(shape[0], 2 * shape[1], shape[2]))
-        self.down_proj = nn.Parameter(torch.empty(shape[0], shape[2], shape[1]))
-
-    def forward(self, x):
-        gate, up = torch.einsum("th,eih->eti", x, self.gate_up_proj).chunk(2, -1)
-        return torch.einsum("eti,ehi->eth", torch.nn.functional.silu(gate) * up, self.down_proj)
-
-
-class Swapped(nn.Module):
-    """[E, H, 2I] and [E, I, H]."""
-
-    def __init__(self, config):
-        super().__init__()
-        shape = (config.num_experts, config.hidden_size, config.intermediate_size)
-        self.w13_weight = nn.Parameter(torch.empty(shape[0], shape[1], 2 * shape[2]))
-        self.w2_weight = nn.Parameter(torch.empty(shape[0], shape[2], shape[1]))
-
-    def forward(self, x):
-        gate, up = (x @ self.w13_weight).chunk(2, -1)
-        return (torch.nn.functional.silu(gate) * up) @ self.w2_weight
-
-
-class ThreePacked(nn.Module):
-    """[E, I, H] twice, and [E, H, I]."""
-
-    def __init__(self, config):
-        super().__init__()
-        shape = (config.num_experts, config.intermediate_size, config.hidden_size)
-        self.w1, self.w3 = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
-        self.w2 = nn.Parameter(torch.empty(shape[0], shape[2], shape[1]))
-
-    def forward(self, x):
-        gate, up = (torch.einsum("th,eih->eti", x, weight) for weight in (self.w1, self.w3))
-        return torch.einsum("eti,ehi->eth", torch.nn.functional.silu(gate) * up, self.w2)
-
-
-class Moe(PreTrainedModel):
-    config_class = Config
-    base_model_prefix = "model"
-    experts_class: type = Packed
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.layers = nn.ModuleList(nn.Module() for _ in range(2))
-        for layer in self.layers:
-            layer.mlp = nn.Module()
-            layer.mlp.experts = self.experts_class(config)
-        self.post_init()
-
-    def _init_weights(self, module):
-        pass
-
-
-LAYOUTS = {cls.__name__: cls for cls in (Listed, ListedByNumber, Packed, Swapped, ThreePacked)}
-
-
-def on_disk(config):
-    """The same random experts, one by one, numbered, and packed in two ways."""
-    torch.manual_seed(3)
-    count, inner, hidden = config.num_experts, config.intermediate_size, config.hidden_size
-    gate, up, down = (torch.randn(count, *s) for s in ((inner, hidden), (inner, hidden), (hidden, inner)))
-    return {
-        "one by one": {
-            f"{i}.{name}.weight": value[i]
-            for i in range(count)
-            for name, value in (("gate_proj", gate), ("up_proj", up), ("down_proj", down))
-        },
-        "numbered": {
-            f"{i}.{name}.weight": value[i]
-            for i in range(count)
-            for name, value in (("w1", gate), ("w3", up), ("w2", down))
-        },
-        "packed": {"gate_up_proj": torch.cat([gate, up], 1), "down_proj": down},
-        "three packed": {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": down},
-    }
-
-
-class TestBothLayouts:
-    def load(self, root, config, layout, tensors, prefix="model."):
-        cls = type("Moe", (Moe,), {"experts_class": LAYOUTS[layout]})
-        disk = {
-            f"{prefix}layers.{layer}.mlp.experts.{name}": value for layer in range(2) for name, value in tensors.items()
-        }
-        return served(cls, config, save_state(disk, root))[0]
-
-    @pytest.mark.parametrize("prefix", ["", "model."])
-    @pytest.mark.parametrize("disk", ["one by one", "numbered", "packed", "three packed"])
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_x7_disk_and_module(self, tmp_path, layout, disk, prefix):
-        """A custom model: nothing of Transformers is registered for it, its structure says it all."""
-        if layout == "Swapped" and "packed" in disk:
-            pytest.skip("which of its dimensions is which cannot be seen on disk")
-        config = Config()
-        module = self.load(tmp_path / "m", config, layout, on_disk(config)[disk], prefix)
-        gate_up, down = on_disk(config)["packed"].values()
-        x = torch.randn(7, config.hidden_size)
-        gate, up = torch.einsum("th,eih->eti", x, gate_up).chunk(2, -1)
-        expected = torch.einsum("eti,ehi->eth", torch.nn.functional.silu(gate) * up, down)
-        with torch.no_grad():
-            for layer in module.layers:
-                torch.testing.assert_close(layer.mlp.experts(x), expected, rtol=1e-5, atol=1e-5)
-
-    def test_x7_more_than_nine_experts_are_in_order(self, tmp_path):
-        config = Config(experts=12)
-        module = self.load(tmp_path / "m", config, "Packed", on_disk(config)["one by one"])
-        assert torch.equal(module.layers[1].mlp.experts.down_proj, on_disk(config)["packed"]["down_proj"])
-
-    def test_x7_a_missing_expert_is_an_error(self, tmp_path):
-        tensors = on_disk(Config())["one by one"]
-        tensors = {name: value for name, value in tensors.items() if not name.startswith("2.up")}
-        with pytest.raises(WeightsError, match=r"numbers 0, 1, 3"):
-            self.load(tmp_path / "packed", Config(), "Packed", tensors)
-        with pytest.raises(
-            WeightsError, match=r"no tensor for 2 of its parameters: layers\.0\.mlp\.experts\.2\.up_proj"
-        ):
-            self.load(tmp_path / "listed", Config(), "Listed", tensors)
-
-    def test_x7_gate_and_up_that_alternate_are_not_guessed_at(self, tmp_path):
-        cls = type("Alternating", (Packed,), {"is_concatenated": False})
-        moe = type("Moe", (Moe,), {"experts_class": cls})
-        disk = {f"layers.0.mlp.experts.{name}": value for name, value in on_disk(Config())["one by one"].items()}
-        with pytest.raises(WeightsError, match="tensors that the model does not have"):
-            served(moe, Config(), save_state(disk, tmp_path / "m"))
-
-    @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
-    def test_x7_transformers_models_from_another_family_s_names(self, tmp_path, model_type):
-        """Experts of Mixtral by the names of Qwen's, and the other way round."""
-        config = tiny_config(model_type)
-        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
-        model = random_model(getattr(transformers, name), config)
-        disk = load_file(saved(model, tmp_path / "own") / MODEL)
-        to = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-        to |= {new: old for old, new in to.items()}
-        renamed = {}
-        for key, value in disk.items():
-            parts = [to.get(part, part) if ".experts." in key else part for part in key.split(".")]
-            renamed[".".join(parts).replace("block_sparse_moe", "mlp")] = value
-        module, _ = served(getattr(transformers, name), config, save_state(renamed, tmp_path / "other"))
-        assert differing(module, model.state_dict()) == []
-
-    def test_w4_renames_that_a_custom_class_brings(self, tmp_path):
-        cls = type("Moe", (Moe,), {"_checkpoint_conversion_mapping": {r"^backbone\.": "", r"\.layers\.": ".never."}})
-        tensors = on_disk(Config())["packed"]
-        disk = {f"backbone.layers.{i}.mlp.experts.{name}": value for i in range(2) for name, value in tensors.items()}
-        module, _ = served(cls, Config(), save_state(disk, tmp_path / "m"))
-        assert torch.equal(module.layers[0].mlp.experts.down_proj, tensors["down_proj"])
-
-
-def put_together(mapping, config, tensors, shapes=None):
-    entries = {name: TensorEntry(name, tuple(value.shape), "float32", "f", 0) for name, value in tensors.items()}
-    known = Known(Expected(tuple(shapes or ()), shapes=shapes or {}))
-    results = {}
-    for piece in make_pieces(entries, compile_mapping(mapping, config), SimpleNamespace(), known):
-        whole = results.setdefault(piece.name, torch.full(piece.full_shape, float("nan")))
-        piece.place_in(whole).copy_(piece.apply(tensors[piece.source]))
-    return results
-
-
-def by_transformers(entry, config, tensors):
-    """What a converter itself makes of the tensors of one group, by their full names."""
-    for name, value in tensors.items():
-        renamed, pattern = entry.rename_source_key(name)
-        entry.add_tensor(renamed, name, pattern, lambda value=value: value.clone())
-    model = SimpleNamespace(get_parameter=lambda name: torch.empty(6, 4))
-    return {
-        name: value[0] if isinstance(value, list) else value
-        for name, value in entry.convert(renamed, model=model, config=config).items()
-    }
-
-
-class TestOperations:
-    CONFIG = SimpleNamespace(num_attention_heads=2, get_text_config=lambda: SimpleNamespace(num_hidden_layers=3))
-
-    @pytest.mark.parametrize(
-        ("make", "tensors"),
-        [
-            (lambda: WeightConverter("qkv", ["q", "k", "v"], [Chunk(0)]), {"l.qkv": (12, 5)}),
-            (lambda: WeightConverter("qkv", ["q", "k"], [Chunk(-1)]), {"l.qkv.weight": (3, 8)}),
-            (lambda: WeightConverter("qkv", ["q", "k", "v"], [Chunk(0), PermuteForRope(permute_layer_names=["q", "k"])]),
-             {"l.qkv": (24, 5)}),
-            (lambda: WeightConverter("qkv", ["q", "k"], [Chunk(0), PermuteForRope()]), {"l.qkv": (16,)}),
-            (lambda: WeightConverter("wq", "q", [PermuteForRope(inverse=True)]), {"wq.weight": (12, 5)}),
-            (lambda: WeightConverter("w13", "gate_up", [Interleave(1)]), {"w13": (2, 6, 3)}),
-            (lambda: WeightConverter("w13", ["gate", "up"], [Interleave(0), Chunk(0)]), {"m.w13.weight": (6, 3)}),
-            (lambda: WeightConverter("w13", "gate_up", [Interleave(0, inverse=True)]), {"w13": (6, 3)}),
-            (lambda: WeightConverter("e", "f", [Transpose(1, 2)]), {"e": (2, 6, 3)}),
-            (lambda: WeightConverter("e", "f", [Transpose(0, 1, check_dims=True)]), {"e": (4, 6)}),
-            (lambda: WeightConverter("e", "f", [Transpose(0, 1, check_dims=True)]), {"e": (6, 4)}),
-            (lambda: WeightConverter(["q", "k", "v"], "qkv", [Concatenate(0)]), {"v": (1, 2), "k": (2, 2), "q": (3, 2)}),
-            (lambda: WeightConverter("shard_*.weight", "weight", [Concatenate(0)]), {f"shard_{i}.weight": (i + 1, 2) for i in range(11)}),
-            (lambda: WeightConverter(["e.*.a", "e.*.b"], "e.ab", [MergeModulelist(0), Concatenate(1)]),
-             {f"e.{i}.{part}": (2, 3) for part in "ab" for i in range(11)}),
-            (lambda: WeightConverter("e.*.a.weight", "e.a", [MergeModulelist(1)]), {f"x.e.{i}.a.weight": (2, 3) for i in range(3)}),
-        ],
-    )  # fmt: skip
-    def test_w4_as_transformers_does_it(self, make, tensors):
-        tensors = {name: torch.randn(shape) for name, shape in tensors.items()}
-        found = put_together([make()], self.CONFIG, tensors, {"f": (6, 4)})
-        expected = by_transformers(make(), self.CONFIG, tensors)
-        assert set(found) == set(expected)
-        for name, value in expected.items():
-            assert torch.equal(found[name], value), name
-
-    @pytest.mark.parametrize(
-        ("make", "names"),
-        [
-            (lambda: PrefixChange(prefix_to_remove="new"), ["new.layers.0.w", "layers.0.new.w"]),
-            (lambda: PrefixChange(prefix_to_add="language_model", model_prefix="model"),
-             ["model.layers.0", "model.language_model.layers.0", "lm_head"]),
-            (lambda: WeightRenaming("fc1", "up"), ["fc1.weight", "fc11.weight", "m.fc1", "fc1.fc1.w"]),
-            (lambda: WeightRenaming(r"layers\.(\d+)\.fc", r"h.\1.mlp"), ["layers.10.fc.w", "layers.x.fc"]),
-            (lambda: WeightRenaming(r"^model(?!\.vision)", "model.text"), ["model.norm", "model.vision.norm"]),
-            (lambda: WeightRenaming([r"^a\.b\.b", r"^b\.a"], "a.b"), ["a.b.b.w", "b.a.w", "x.b.a"]),
-            (lambda: WeightRenaming("layer.*.inv_freq", "inv_freq"), ["enc.layer.3.rot.inv_freq", "inv_freq"]),
-        ],
-    )  # fmt: skip
-    @pytest.mark.parametrize("scope", [None, "", "text"])
-    def test_w4_names_as_transformers_renames_them(self, make, names, scope):
-        entry = make()
-        entry.scope_prefix, entry.base_model_prefix = scope, None if scope is None else "model"
-        names = [prefix + name for name in names for prefix in ("", "model.", "text.", "model.text.", "other.")]
-        found = put_together(
-            [entry],
-            self.CONFIG,
-            {name: torch.full((1,), float(i)) for i, name in enumerate(names)} if scope is None else {},
-        )
-        for i, name in enumerate(names):
-            renamed = list(put_together([entry], self.CONFIG, {name: torch.zeros(1)}))
-            assert renamed == [entry.rename_source_key(name)[0]], (i, name)
-        assert scope is not None or found
-
-    def test_w4_a_converter_within_a_submodel(self):
-        entry = WeightConverter("^qkv", ["q", "k"], [Chunk(0)])
-        entry.scope_prefix, entry.base_model_prefix = "text", "model"
-        names = ("model.text.qkv", "text.qkv", "qkv", "model.vision.qkv")
-        found = put_together([entry], self.CONFIG, {name: torch.arange(4.0) for name in names})
-        assert set(found) == {"model.text.q", "model.text.k", "text.q", "text.k", "qkv", "model.vision.qkv"}
-
-    def test_w4_two_layers_of_the_disk_are_one(self):
-        from transformers.core_model_loading import LayerPairCollapse
-
-        names = [
-            f"layers.{i}.{part}" for i in range(6) for part in ("mixer.q.weight", "attn_alpha", "mlp_alpha", "norm")
-        ]
-        for name in names:
-            (renamed,) = put_together([LayerPairCollapse()], self.CONFIG, {name: torch.zeros(1)})
-            assert renamed == LayerPairCollapse().rename_source_key(name)[0]
-
-    def test_w4_an_operation_that_is_not_known_is_an_error_that_names_it(self):
-        class Fancy(Chunk):
-            pass
-
-        for entry, name in (
-            (WeightConverter("a", "b", [Fancy()]), "Fancy"),
-            (WeightConverter(["a", "b"], "c", [MergeModulelist()]), "MergeModulelist"),
-            (WeightConverter("e.*.a", "b", [Transpose()]), "Transpose"),
-            (GroupWeightRename(["a0", "a1"], ["a1", "a2"]), "GroupWeightRename"),
-        ):
-            with pytest.raises(BackendError, match=f"converts checkpoints of this model by .*{name}"):
-                compile_mapping([entry], self.CONFIG)

@@ -28,5 +28,7 @@ def command(ctx: click.Context, model: str, output: str, **options: Any) -> None
         click.echo(lock.to_json(), nl=False)
         return
     lock.write(Path(output))
-    files = sum(len(entry["files"]) for entry in (lock.data["model"], lock.data["tokenizer"], *lock.data["code"]) if entry)
+    files = sum(
+        len(entry["files"]) for entry in (lock.data["model"], lock.data["tokenizer"], *lock.data["code"]) if entry
+    )
     click.echo(f"wrote {output}: {files} files, {len(lock.data['plugins'])} plugin distributions")

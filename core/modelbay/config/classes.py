@@ -166,6 +166,6 @@ def _unknown_type(model_type: Any, version: str | None, plugins: Plugins) -> Con
     transformers = f"transformers {version}" if version else "transformers (not installed)"
     return ConfigError(
         f"unknown model_type {model_type!r}: neither {transformers} nor the plugins searched have it ({searched}).",
-        hint="The repository has no auto_map for its config, so trust_remote_code would not help: "
-        "install a plugin for it, or a newer transformers.",
+        hint="The repository has no auto_map for its config, so trust_remote_code would not help: install a plugin "
+        f"for it, or a newer transformers. {plugins.absent_hint('config_classes', model_type)}".rstrip(),
     )

@@ -57,11 +57,32 @@ def load_hf(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Tra
 
     remote = _remote(files)
     try:
-        return AutoTokenizer.from_pretrained(str(files.root), trust_remote_code=False, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(files.root), config=_type_alone(files), trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:
         if remote is not None:
             return _load_remote(remote, files, args, trace)
         return _load_plain(files, error, trace)
+
+
+def _type_alone(files: ModelFiles) -> Any:
+    """A config that says its model type and nothing else, where tokenizer_config.json names the tokenizer's class.
+
+    AutoTokenizer asks no more of it then; left to itself it imports the model's config class, which takes as long as
+    loading the tokenizer, and warns of model types that only a plugin knows.
+    """
+    said = files.read_json(CONFIG_FILE) or {}
+    raw = files.read_json("config.json") or {}
+    if not said.get("tokenizer_class") or said.get("auto_map") or not isinstance(raw.get("model_type"), str):
+        return None
+    from transformers import PreTrainedConfig
+
+    config = PreTrainedConfig()
+    for key in ("model_type", "model_name", "tokenizer_class"):
+        if raw.get(key) is not None:
+            setattr(config, key, raw[key])
+    return config
 
 
 def load_slow(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace) -> Any:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from modelbay.errors import PluginError
 from modelbay.weights.formats import TensorEntry
+from modelbay.weights.fp8 import dequantise
 from modelbay.weights.groups import concat, stack
 from modelbay.weights.pieces import Piece, Shape
 from modelbay.weights.transforms import (
     Chain,
     Concat,
+    Dequantise,
     FirstOf,
     Ignore,
     Rename,
@@ -48,7 +50,11 @@ def make_pieces(
         WeightsError: a transform matches a tensor that it does not fit.
     """
     pieces = [Piece(source=name, name=name, shape=entry.shape) for name, entry in entries.items()]
-    return _Transforms(config, model).run(transforms, pieces)
+    for transform in transforms:
+        if isinstance(transform, Dequantise):
+            pieces = dequantise(transform, _compiled(transform, transform.pattern), pieces, entries)
+    others = [transform for transform in transforms if not isinstance(transform, Dequantise)]
+    return _Transforms(config, model).run(others, pieces)
 
 
 def adapt_pieces(
@@ -56,17 +62,18 @@ def adapt_pieces(
 ) -> list[Piece]:
     """The same for pieces, with transforms that are written for one of several layouts of a model's checkpoints.
 
-    A piece whose name the model has, and has no longer after the transforms, is left as it was: it is of the layout
+    A tensor whose name the model has, and has no longer after the transforms, is left as it was: it is of the layout
     for which they are not.
     """
     run = _Transforms(config, model).run
     results = run(transforms, pieces)
     arrived = {piece.source for piece in results if piece.rule is None and model.find(piece.name)}
-    kept = [piece for piece in pieces if piece.rule is None and piece.source not in arrived and model.find(piece.name)]
+    had = {piece.source for piece in pieces if piece.rule is None and model.find(piece.name)}
+    kept = had - arrived
     if not kept:
         return results
-    sources = {piece.source for piece in kept}
-    return kept + run(transforms, [piece for piece in pieces if piece.source not in sources])
+    left_alone = [piece for piece in pieces if piece.source in kept]
+    return left_alone + run(transforms, [piece for piece in pieces if piece.source not in kept])
 
 
 class _Transforms:
@@ -116,6 +123,8 @@ class _Transforms:
                 return split(transform, pattern, piece, self.config, self.model)
             case Unstack():
                 return unstack(transform, pattern, piece)
+            case Dequantise():
+                raise PluginError(f"{transform!r} is for tensors as they are on disk; it cannot be part of a Chain.")
         raise AssertionError(f"unknown transform {transform!r}")
 
     def _first_of(self, chains: Sequence[Chain], pieces: list[Piece]) -> list[Piece]:

@@ -54,7 +54,29 @@ class View:
         return tensor.reshape(self.size)
 
 
-Step = Narrow | Permute | View
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Each block of ``block`` rows and columns times its entry of the tensor ``source`` on disk; float32 from here on.
+
+    The first step of a piece, if it is one: it is for the tensor as a whole.
+    """
+
+    source: str
+    block: tuple[int, int]
+
+    def shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def apply(self, tensor: Any, scales: Any) -> Any:
+        rows, columns = self.block
+        values = tensor.float()
+        wide = scales.float().repeat_interleave(columns, 1)[:, : values.shape[1]]
+        for row in range(wide.shape[0]):
+            values[row * rows : (row + 1) * rows] *= wide[row]
+        return values
+
+
+Step = Narrow | Permute | View | Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +161,20 @@ class Piece:
         dims = range(max(ranges) + 1)
         return tuple(slice(*ranges[dim]) if dim in ranges else slice(None) for dim in dims), self.steps[count:]
 
+    @property
+    def scale(self) -> Scale | None:
+        """The step that needs a second tensor from disk, if there is one."""
+        first = self.steps[0] if self.steps else None
+        return first if isinstance(first, Scale) else None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every tensor on disk that it is made of."""
+        return (self.source,) if self.scale is None else (self.source, self.scale.source)
+
     def apply(self, tensor: Any) -> Any:
-        """All views on the whole tensor from disk."""
+        """All views on the whole tensor from disk, of a piece that is not scaled."""
         for step in self.steps:
+            assert not isinstance(step, Scale), "scales are read with the tensor: see `scale`"
             tensor = step.apply(tensor)
         return tensor

@@ -94,6 +94,20 @@ class Reshape:
 
 
 @dataclass(frozen=True, slots=True)
+class Dequantise:
+    """Values times the scale of their block: every tensor of ``dtypes`` whose name matches, first of all transforms.
+
+    ``scale`` replaces the match of ``pattern`` and names the tensor of scales: one for each block of ``block`` rows
+    and columns, those at the ends included. ``Dequantise(r"\\.weight$", ".weight_scale", (128, 128))``.
+    """
+
+    pattern: str
+    scale: str
+    block: tuple[int, int]
+    dtypes: tuple[str, ...] = ("float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True, slots=True)
 class Ignore:
     """Tensors that are not parameters, under a rule that has a name (shown in the LoadReport).
 
@@ -124,4 +138,4 @@ class FirstOf:
     chains: tuple[Chain, ...]
 
 
-Transform = Rename | Split | Concat | Stack | Unstack | Transpose | Reshape | Ignore | Chain | FirstOf
+Transform = Rename | Split | Concat | Stack | Unstack | Transpose | Reshape | Dequantise | Ignore | Chain | FirstOf

@@ -86,7 +86,7 @@ RULES = {
     # 2. Encoder-only: is_causal = False.
     "some layers causal, some not": Broken(
         "quill",
-        {"        self.layer_idx = layer_idx\n": "        self.is_causal = layer_idx > 0\n        self.layer_idx = 0\n",
+        {"self.layer_idx = layer_idx\n": "self.layer_idx = layer_idx\n        self.is_causal = layer_idx > 0\n",
          "block(hidden_states, mask, **kwargs)": "block(hidden_states, None, **kwargs)"},
         says=("QuillModel has causal and bidirectional layers",),
     ),
@@ -105,7 +105,7 @@ RULES = {
         "hive",
         {"self.experts = HiveExperts(config)": "self.specialists = HiveExperts(config)",
          "self.experts(flat": "self.specialists(flat"},
-        says=("HiveModel", "attribute `experts`", "hidden_states, top_k_index, top_k_weights"),
+        says=("layers.0.mlp.specialists (HiveExperts)", "must have them in an attribute `experts`"),
     ),
     # The base model carries what is special, and auto_map.AutoModel names it.
     "no AutoModel": Broken(

@@ -30,6 +30,9 @@ def read_piece(source: WeightSource, piece: Piece) -> torch.Tensor:
     """The piece on CPU, reading no more of its tensor than it needs; may be a view of mapped memory."""
     index, steps = piece.index()
     tensor = source.read(piece.source, index)
+    if piece.scale is not None:
+        assert index is None, "a tensor is scaled before anything is cut out of it"
+        tensor, steps = piece.scale.apply(tensor, source.read(piece.scale.source)), steps[1:]
     for step in steps:
         tensor = step.apply(tensor)
     return tensor
@@ -59,7 +62,8 @@ class Streamer:
         for piece in pieces:
             target = self._targets[piece.name]
             if not _held(piece, target):
-                self._report.ignored(piece.source, ELSEWHERE)
+                for name in piece.sources:
+                    self._report.ignored(name, ELSEWHERE)
                 continue
             target.storage.pending += 1
             by_tensor.setdefault(piece.source, []).append((piece, target))
@@ -141,13 +145,16 @@ class Streamer:
         for piece, target in pieces:
             memory, piece = _slice(self._memory(target), piece, target)
             values = read_piece(source, piece)
-            kinds.add((dtype_name(values.dtype), dtype_name(memory.dtype)))
+            on_disk = self._report.tensors[name].dtype if piece.scale else dtype_name(values.dtype)
+            kinds.add((on_disk, dtype_name(memory.dtype)))
             memory.copy_(values)
             written += memory.nbytes
             for part in self._targets.fused.get(target.name, (target.name,)):
-                self._report.loaded(name, part, made_up=made_up)
+                for tensor in piece.sources:
+                    self._report.loaded(tensor, part, made_up=made_up)
             del values, memory
-        source.release(name)
+        for tensor in {name for piece, _ in pieces for name in piece.sources}:
+            source.release(tensor)
         for kind in sorted(kinds):
             self._report.cast(*kind)
         self._report.bytes_model += written

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from modelbay.errors import WeightsError
+from modelbay.resolve import quantization_transforms
 from modelbay.specs import LoadFormatSpec, load_target
 from modelbay.weights.accounting import LoadReport, ParameterUse
 from modelbay.weights.choose import choose_format
@@ -91,6 +92,7 @@ def _pieces(
     """The format's own names to Hugging Face's, then Hugging Face's to the model's."""
     config = resolution.config
     of_format = tuple(load_target(spec.transforms)(config)) if spec.transforms else ()
+    of_format += quantization_transforms(config, resolution.args, resolution.plugins)
     of_model: tuple[Transform, ...] | None = getattr(model, "checkpoint_transforms", None)
     if of_model is not None:
         return adapt_pieces(make_pieces(entries, of_format, config, known), of_model, config, known)
@@ -215,9 +217,11 @@ def _open_accounts(
         storage = targets[canonical].storage
         report.parameters[name] = ParameterUse(name, canonical, storage.shape, dtype_name(storage.dtype), status="tied")
     for duplicate, _ in matching.tied:
-        report.tied(duplicate.source, duplicate.name)
+        for name in duplicate.sources:
+            report.tied(name, duplicate.name)
     for piece, rule in matching.ignored:
-        report.ignored(piece.source, rule)
+        for name in piece.sources:
+            report.ignored(name, rule)
 
 
 def _say(trace: Trace, report: LoadReport, matching: Matching, config: ModelConfig) -> None:

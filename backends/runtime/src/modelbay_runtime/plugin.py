@@ -6,15 +6,17 @@ Imports nothing heavy.
 from __future__ import annotations
 
 from modelbay import hookimpl
-from modelbay.specs import AttentionKindSpec, BackendSpec, CommandSpec, KernelSpec
+from modelbay.specs import AttentionKindSpec, BackendSpec, CommandSpec, KernelSpec, QuantizationSpec
 
 _DEVICES = ("cpu", "cuda")
 _REFERENCE = {
     "rms_norm": "modelbay_runtime.kernels.ops:rms_norm",
     "rotary": "modelbay_runtime.kernels.ops:rotary",
+    "rotary_interleaved": "modelbay_runtime.kernels.ops:rotary_interleaved",
     "act_and_mul": "modelbay_runtime.kernels.ops:act_and_mul",
     "write_cache": "modelbay_runtime.kernels.ops:write_cache",
     "linear": "modelbay_runtime.kernels.ops:Linear",
+    "experts": "modelbay_runtime.kernels.experts:experts",
     "attention.full": "modelbay_runtime.kernels.attention:attention",
     "attention.sliding": "modelbay_runtime.kernels.attention:attention",
     "attention.encoder": "modelbay_runtime.kernels.encoder_attention:encoder_attention",
@@ -68,9 +70,23 @@ def register_kernels() -> list[KernelSpec]:
 
 
 @hookimpl
+def register_quantizations() -> list[QuantizationSpec]:
+    return [
+        QuantizationSpec(
+            method="fp8",
+            summary="blocks with a scale each, dequantised while streaming",
+            target="modelbay.weights.fp8:fp8_transforms",
+        )
+    ]
+
+
+@hookimpl
 def register_commands() -> list[CommandSpec]:
     return [
         CommandSpec(name="generate", target="modelbay_runtime.cli.generate:command", summary="Generate text."),
         CommandSpec(name="chat", target="modelbay_runtime.cli.chat:command", summary="Chat in the terminal."),
+        CommandSpec(
+            name="check", target="modelbay_runtime.cli.check:command", summary="Say whether a model would run here."
+        ),
         CommandSpec(name="bench", target="modelbay_runtime.cli.bench:command", summary="Measure throughput."),
     ]

@@ -47,18 +47,12 @@ class AutoMapBackend:
             RemoteCodeError: its code is absent or failed while it was imported.
         """
         from modelbay_auto_map.classes import find_classes
-        from modelbay_auto_map.rules import EXPERTS_HINT, check_instance
+        from modelbay_auto_map.rules import check_instance
         from modelbay_transformers.assemble import assemble
 
         classes = find_classes(resolution)
         try:
             return assemble(classes, resolution, build, check=lambda outer, base: check_instance(classes, outer, base))
-        except BackendError as error:
-            cause = error.__cause__
-            if cause is not None and (isinstance(cause, NotImplementedError) or "meta" in str(cause)):
-                # Decided by values, which are not there yet; of what custom models do, that is routing.
-                raise BackendError(error.message, hint=EXPERTS_HINT) from cause
-            raise
         except ModelbayError:
             raise
         except Exception as error:

@@ -18,11 +18,6 @@ from modelbay_transformers.classes import ModelClasses
 #: What `experts.forward` takes, by these names: tokens [T, H], and for each token its k experts and their weights.
 EXPERTS_TAKE = ("hidden_states", "top_k_index", "top_k_weights")
 
-EXPERTS_HINT = (
-    "If it routes tokens to experts: a sparse MoE block has them in an attribute `experts`, whose forward takes "
-    f"{', '.join(EXPERTS_TAKE)}."
-)
-
 
 def check_instance(classes: ModelClasses, outer: nn.Module, base: nn.Module) -> None:
     """Check the model whose parameters are on meta; ``outer`` is ``base`` itself where there is no class around it.
@@ -34,6 +29,7 @@ def check_instance(classes: ModelClasses, outer: nn.Module, base: nn.Module) -> 
         _check_same_base(classes, outer, base)
         _check_head(outer, base)
     _check_is_base(base)
+    _check_name_of_experts(base)
     for name, experts in _experts(base):
         _check_experts(name, experts)
 
@@ -117,6 +113,19 @@ class _StandIn(nn.Module):
         return sorted({k for call in self.calls for k, v in call.items() if v is not None and k not in self._NEUTRAL})
 
 
+def _check_name_of_experts(base: nn.Module) -> None:
+    for name, module in base.named_modules():
+        if _takes_experts_arguments(module) and name.rpartition(".")[2] != "experts":
+            raise BackendError(
+                f"{name} ({type(module).__name__}) takes {', '.join(EXPERTS_TAKE)}, as experts do: a sparse MoE block "
+                "must have them in an attribute `experts`."
+            )
+
+
+def _takes_experts_arguments(module: nn.Module) -> bool:
+    return set(EXPERTS_TAKE) <= set(inspect.signature(type(module).forward).parameters)
+
+
 def _experts(base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in base.named_modules():
         experts = module._modules.get("experts")
@@ -133,9 +142,8 @@ def _check_experts(name: str, experts: nn.Module) -> None:
                 f"{name} ({kind}) is no nn.ModuleList, so it must hold 3-D parameters alone, one slice per expert; "
                 f"it has {', '.join(wrong[:4]) or 'none'}."
             )
-    parameters = inspect.signature(type(experts).forward).parameters
-    if not set(EXPERTS_TAKE) <= set(parameters):
-        taken = ", ".join(list(parameters)[1:]) or "nothing"
+    if not _takes_experts_arguments(experts):
+        taken = ", ".join(list(inspect.signature(type(experts).forward).parameters)[1:]) or "nothing"
         raise BackendError(f"{name} ({kind}): its forward must take {', '.join(EXPERTS_TAKE)}; it takes {taken}.")
 
 

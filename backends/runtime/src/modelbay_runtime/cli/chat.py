@@ -32,6 +32,7 @@ def command(ctx: click.Context, model: str, system: str | None, **options: Any) 
     with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
         params = sampling_params_from(options, llm.resolution.config.generation)
         beginning = [] if system is None else [{"role": "system", "content": system}]
+        llm.render([*beginning, {"role": "user", "content": "Hello"}])  # what cannot chat says so before it is asked
         converse(llm, params, beginning)
 
 
@@ -59,6 +60,9 @@ def converse(llm: Any, params: Any, beginning: list[dict[str, str]]) -> None:
             # The conversation outgrew the model: the question is taken back, so that /clear is not the only way on.
             messages.pop()
             click.echo(f"error: {error}", err=True)
+        except KeyboardInterrupt:  # before there was an answer to stop
+            messages.pop()
+            click.echo("(stopped)", err=True)
 
 
 def _lines(interactive: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.logprobs import logprobs_of
-from modelbay_runtime.engine.memory import plan_cache, step_tokens
+from modelbay_runtime.engine.memory import longest_that_fits, plan_cache, step_tokens
 from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestMetrics, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, fit_prompt
 from modelbay_runtime.engine.request import Request
@@ -72,25 +72,12 @@ class Engine:
 
     def _fit_length(self, layout: CacheLayout, usable: int) -> int:
         """The model's length, or what the cache can hold of it if nobody asked for more."""
-        args, config, trace = self.resolution.args, self.resolution.config, self.resolution.trace
-        length = config.max_model_len
-
-        def blocks_for(tokens: int) -> int:
-            return layout.blocks_for(tokens, step_tokens(args, tokens))
-
-        if blocks_for(length) <= usable:
-            return length
-        if args.max_model_len is not None:
-            raise EngineError(
-                f"max_model_len={length} needs {blocks_for(length)} cache blocks for one sequence, and {usable} fit.",
-                hint="Lower max_model_len or raise kv_cache_memory_bytes.",
-            )
-        low, high = 1, length
-        while low < high:  # the longest length whose blocks fit
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if blocks_for(middle) <= usable else (low, middle - 1)
-        trace.warn("engine", "max_model_len", low, f"the cache holds no more ({length} in the config)")
-        return low
+        length = self.resolution.config.max_model_len
+        fitting = longest_that_fits(layout, self.resolution.args, length, usable)
+        if fitting < length:
+            reason = f"the cache holds no more ({length} in the config)"
+            self.resolution.trace.warn("engine", "max_model_len", fitting, reason)
+        return fitting
 
     def _eos_token_ids(self) -> frozenset[int]:
         """The union of what config, generation_config and tokenizer call the end (BEHAVIOUR C10)."""

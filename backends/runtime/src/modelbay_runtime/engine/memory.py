@@ -69,9 +69,18 @@ def step_bytes(config: ModelConfig, args: EngineArgs, itemsize: int) -> int:
 
 
 def plan_cache(
-    layout: CacheLayout, config: ModelConfig, args: EngineArgs, device: torch.device, itemsize: int, max_model_len: int
+    layout: CacheLayout,
+    config: ModelConfig,
+    args: EngineArgs,
+    device: torch.device,
+    itemsize: int,
+    max_model_len: int,
+    reserved: int = 0,
 ) -> CacheBudget:
     """How many blocks to make.
+
+    Args:
+        reserved: bytes that are free now and will be taken before the cache is, as by weights not loaded yet.
 
     Raises:
         EngineError: not even one block fits, with the numbers.
@@ -83,7 +92,7 @@ def plan_cache(
     if args.kv_cache_memory_bytes is not None:
         budget, source = args.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
-        free = free_bytes(device, args.gpu_memory_utilization)
+        free = free_bytes(device, args.gpu_memory_utilization) - reserved
         budget = free - step_bytes(config, args, itemsize)
         source = f"{args.gpu_memory_utilization:g} of what is free on {device}, less the activations of a step"
     num_blocks = budget // block_bytes
@@ -95,3 +104,27 @@ def plan_cache(
             hint="Free memory, or set kv_cache_memory_bytes, or lower max_num_batched_tokens.",
         )
     return CacheBudget(num_blocks, num_blocks * block_bytes, source)
+
+
+def longest_that_fits(layout: CacheLayout, args: EngineArgs, length: int, usable: int) -> int:
+    """``length``, or the most tokens of it for which one sequence's blocks are among ``usable`` ones.
+
+    Raises:
+        EngineError: the user asked for this length, and it does not fit.
+    """
+
+    def blocks_for(tokens: int) -> int:
+        return layout.blocks_for(tokens, step_tokens(args, tokens))
+
+    if blocks_for(length) <= usable:
+        return length
+    if args.max_model_len is not None:
+        raise EngineError(
+            f"max_model_len={length} needs {blocks_for(length)} cache blocks for one sequence, and {usable} fit.",
+            hint="Lower max_model_len or raise kv_cache_memory_bytes.",
+        )
+    low, high = 1, length
+    while low < high:  # the longest length whose blocks fit
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if blocks_for(middle) <= usable else (low, middle - 1)
+    return low

@@ -1,0 +1,224 @@
+"""Whether a model would run here, found out with the functions that would run it, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from modelbay.errors import (
+    ArchitectureError,
+    AuthenticationError,
+    BackendError,
+    ConfigError,
+    EngineError,
+    GatedModelError,
+    ModelbayError,
+    OfflineError,
+    PluginError,
+    RemoteCodeError,
+    SourceError,
+    TokenizerError,
+    TrustError,
+    UsageError,
+    WeightsError,
+)
+from modelbay.resolve import Resolution, engine_args, resolve_args
+from modelbay.settings import load_settings
+from modelbay.tokenizer import load_tokenizer
+from modelbay.trace import Trace
+from modelbay.weights.choose import choose_format
+from modelbay_runtime.build import BuiltModel, build_model
+from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
+from modelbay_runtime.engine.memory import free_bytes, longest_that_fits, plan_cache, step_bytes, step_tokens
+from modelbay_runtime.parallel.sizes import TensorParallelSize, tensor_parallel_sizes
+
+#: What kind of thing is missing, by the error that says so; the first that fits.
+_KINDS: tuple[tuple[tuple[type[ModelbayError], ...], str], ...] = (
+    ((TrustError,), "trust"),
+    ((AuthenticationError, GatedModelError, OfflineError), "access"),
+    ((SourceError, WeightsError, TokenizerError, RemoteCodeError), "file"),
+    ((ArchitectureError, BackendError, PluginError), "plugin"),
+    ((ConfigError,), "config"),
+    ((UsageError,), "argument"),
+    ((EngineError,), "memory"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something without which the model does not run: a plugin, trust, a file, access, memory …"""
+
+    kind: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """In bytes; lengths in tokens.
+
+    Attributes:
+        weights: parameters of one rank. activations: an upper estimate of one step's.
+        cache_per_token: of one sequence that fills its blocks. cache_per_sequence: of the longest one.
+        free: what may be taken on the device. sequences: how many of the longest fit beside the weights.
+        max_model_len: the longest sequence that is served here; shorter than the model's if memory is.
+    """
+
+    device: str
+    dtype: str
+    weights: int
+    activations: int
+    cache_per_token: int
+    cache_per_sequence: int
+    free: int
+    max_model_len: int | None = None
+    sequences: int | None = None
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """The verdict on one model. ``missing`` is empty if and only if it would run."""
+
+    model: str
+    resolution: dict[str, Any] | None = None
+    memory: MemoryNeed | None = None
+    weights: dict[str, Any] | None = None
+    tensor_parallel_sizes: list[TensorParallelSize] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace, repr=False)
+
+    @property
+    def runs(self) -> bool:
+        return not self.missing
+
+    @contextmanager
+    def stage(self) -> Iterator[None]:
+        """What this stage raises becomes something that is missing."""
+        try:
+            yield
+        except ModelbayError as error:
+            kind = next((kind for types, kind in _KINDS if isinstance(error, types)), "other")
+            self.missing.append(Missing(kind, error.message, error.hint))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "runs": self.runs,
+            "resolution": self.resolution,
+            "weights": self.weights,
+            "memory": asdict(self.memory) if self.memory else None,
+            "tensor_parallel_sizes": [asdict(size) for size in self.tensor_parallel_sizes],
+            "missing": [asdict(missing) for missing in self.missing],
+            "warnings": [decision.to_dict() for decision in self.trace.warnings()],
+        }
+
+
+def check_model(model: str, kwargs: Mapping[str, Any]) -> CheckReport:
+    """Walk the stages of a start, up to the weights, and note what would end it.
+
+    Args:
+        kwargs: engine arguments, as for `modelbay.LLM`.
+
+    Raises:
+        UsageError: the arguments make no sense, whatever the model.
+    """
+    report, settings = CheckReport(model), load_settings()
+    args = engine_args(model, kwargs, settings, report.trace)
+    resolution: Resolution | None = None
+    with report.stage():
+        resolution = resolve_args(args, trace=report.trace, settings=settings)
+    if resolution is None:
+        return report
+    report.resolution = _summary(resolution)
+    report.tensor_parallel_sizes = tensor_parallel_sizes(resolution.config)
+    with report.stage():
+        built = build_model(resolution)
+        report.memory = _memory(built, resolution)
+        _check_memory(report, built, resolution)
+    with report.stage():
+        load_tokenizer(
+            resolution.files, resolution.config, resolution.plugins, resolution.args, resolution.trace
+        )
+    with report.stage():
+        report.weights = _weights(resolution)
+    return report
+
+
+def _summary(resolution: Resolution) -> dict[str, Any]:
+    return {
+        "commit": resolution.files.commit,
+        "task": resolution.task,
+        "architecture": resolution.architecture,
+        "backend": resolution.backend,
+        "owner": str(resolution.owner) if resolution.owner and resolution.arch else None,
+    }
+
+
+def _layout(built: BuiltModel, resolution: Resolution) -> CacheLayout:
+    return plan_layout(built.kv_specs, resolution.args.block_size)
+
+
+def _memory(built: BuiltModel, resolution: Resolution) -> MemoryNeed:
+    args, config, itemsize = resolution.args, resolution.config, built.context.dtype.itemsize
+    layout = _layout(built, resolution)
+    blocks = layout.blocks_for(config.max_model_len, step_tokens(args, config.max_model_len))
+    return MemoryNeed(
+        device=str(built.context.device),
+        dtype=config.dtype,
+        weights=built.parameter_bytes(),
+        activations=step_bytes(config, args, itemsize),
+        cache_per_token=sum(spec.row for spec in built.kv_specs.values()) * itemsize,
+        cache_per_sequence=blocks * layout.page_elements() * itemsize,
+        free=free_bytes(built.context.device, args.gpu_memory_utilization),
+    )
+
+
+def _check_memory(report: CheckReport, built: BuiltModel, resolution: Resolution) -> None:
+    """How long a sequence, and how many of them, fit beside the weights.
+
+    Raises:
+        EngineError: not even the weights, or not one block.
+    """
+    need, args, config = report.memory, resolution.args, resolution.config
+    assert need is not None
+    taken = need.weights + need.activations + (args.kv_cache_memory_bytes or 0)
+    if taken > need.free:
+        raise EngineError(
+            f"weights ({need.weights:,} bytes), activations ({need.activations:,}) and the cache that was asked for "
+            f"({args.kv_cache_memory_bytes or 0:,}) are more than the {need.free:,} bytes that may be taken on {need.device}.",
+            hint="Use a smaller dtype, a smaller model, or free memory.",
+        )
+    layout, itemsize = _layout(built, resolution), built.context.dtype.itemsize
+    length = config.max_model_len
+    budget = plan_cache(layout, config, args, built.context.device, itemsize, length, reserved=need.weights)
+    usable = budget.num_blocks - 1
+    fitting = longest_that_fits(layout, args, length, usable)
+    blocks = layout.blocks_for(fitting, step_tokens(args, fitting))
+    sequences = min(usable // blocks, args.max_num_seqs) if blocks else args.max_num_seqs
+    report.memory = MemoryNeed(**{**asdict(need), "max_model_len": fitting, "sequences": sequences})
+
+
+def _weights(resolution: Resolution) -> dict[str, Any]:
+    """The files that would be read, and, as far as they are on disk, whether their headers are sound.
+
+    Raises:
+        WeightsError: there are none, an index names absent ones, or one is damaged.
+    """
+    files = resolution.files
+    spec, load_format = choose_format(resolution.args.load_format, files, resolution.plugins, resolution.trace)
+    names = load_format.select(files)
+    absent = [name for name in names if not (files.root / name).is_file()]
+    sizes = [files.size(name) for name in names]
+    found: dict[str, Any] = {
+        "load_format": spec.name,
+        "files": list(names),
+        "bytes": None if None in sizes else sum(size for size in sizes if size is not None),
+        "to_download": sum(files.size(name) or 0 for name in absent),
+        "tensors": None,
+    }
+    if names and not absent:
+        with load_format.open(files, resolution.config, resolution.args) as source:
+            found["tensors"] = len(source.entries())
+    return found

@@ -1,0 +1,45 @@
+"""The torch reference of routed experts: tokens grouped by expert, only experts that were chosen are touched.
+
+Legend: T tokens, H hidden size, E experts, I intermediate size of one expert, k experts per token.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from modelbay_runtime.kernels.ops import act_and_mul
+
+
+def experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """``sum over a token's experts of weight * down(act(gate(x)) * up(x))``, summed in float32.
+
+    Args:
+        x: [T, H]. gate_up: [E, 2 I, H], gate before up. down: [E, H, I].
+        ids: [T, k] int64, no expert twice in a row. weights: [T, k] float32.
+
+    Returns:
+        [T, H] in x's dtype.
+    """
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    flat = ids.flatten()
+    pairs = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
+    tokens, scale = pairs // ids.shape[1], weights.flatten()[pairs, None]
+    begin = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        chosen = slice(begin, begin + count)
+        begin += count
+        inner = act_and_mul(F.linear(x.index_select(0, tokens[chosen]), gate_up[expert]), activation)
+        # A token stands once in an expert's group, so the order of its sum is that of the experts, whatever the batch.
+        total.index_add_(0, tokens[chosen], F.linear(inner, down[expert]) * scale[chosen])
+    return total.to(x.dtype)
