@@ -1,4 +1,4 @@
-"""The plugin rules with real distributions: the core's wheel and a stranger's plugins, installed by pip in a fresh venv."""
+"""The plugin rules with real distributions: the core's wheel and a stranger's plugins in a fresh venv."""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ class EngineArgs:
     enable_prefix_caching: bool = _arg(True, "Share cache blocks between requests that begin alike.")
     enable_chunked_prefill: bool = _arg(True, "Split long prompts over several steps.")
     seed: int = _arg(0, "Seed of everything random that a request does not seed itself.")
-    plugins: Sequence[Any] | None = _arg(None, "Plugins to load (names or modules); all installed ones if not given.", flag=False)
+    plugins: Sequence[Any] | None = _arg(
+        None, "Plugins to load (names or modules); all installed ones if not given.", flag=False
+    )
     prefer: Mapping[str, str] | None = _arg(None, "Which distribution serves a name that two offer.", flag=False)
     locked: str | None = _arg(None, "Lock file (modelbay lock): take its commits and settings, refuse what differs.")
     strict: bool = _arg(True, "Refuse checkpoints with unknown, missing or duplicate tensors.")
@@ -89,7 +91,9 @@ class EngineArgs:
         for entry in dataclasses.fields(self):
             choices = entry.metadata["choices"]
             if choices and getattr(self, entry.name) not in choices:
-                raise UsageError(f"{entry.name} must be one of {', '.join(choices)}, got {getattr(self, entry.name)!r}.")
+                raise UsageError(
+                    f"{entry.name} must be one of {', '.join(choices)}, got {getattr(self, entry.name)!r}."
+                )
 
     @classmethod
     def create(cls, model: str, **kwargs: Any) -> EngineArgs:

@@ -44,7 +44,8 @@ def test_what_it_says_is_what_a_start_does(checkpoint: Callable[[str], Path], na
     with LLM(str(checkpoint(name)), dtype=dtype, **SMALL) as llm:
         engine, need = llm.engine, report.memory
         assert need is not None
-        assert need.weights == sum(p.numel() * p.element_size() for p in set(engine.model.parameters()))
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in engine.model.parameters()}
+        assert need.weights == sum(storages.values())
         assert need.max_model_len == engine.max_model_len
         assert need.sequences == 4
         assert report.resolution["backend"] == llm.resolution.backend  # type: ignore[index]
@@ -148,9 +149,7 @@ def test_a_model_on_the_hub_is_judged_without_downloading_weights(
         }  # fmt: skip
 
 
-def test_the_command_says_yes_in_words_and_by_its_exit_code(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_yes_in_words_and_by_its_exit_code(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", str(model), "--device", "cpu", "--dtype", "bfloat16"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{model}: yes, it runs here\n")
@@ -196,5 +195,7 @@ def test_what_does_not_divide_is_named(values: dict[str, Any], size: int, said: 
 
 def test_all_sizes_that_divide() -> None:
     assert [size.size for size in tensor_parallel_sizes(facts())] == [1, 2, 4, 8, 16, 32]
-    assert [size.size for size in tensor_parallel_sizes(facts(num_heads=9, num_kv_heads=3, intermediate_size=1536))] == [1, 3]
+    assert [
+        size.size for size in tensor_parallel_sizes(facts(num_heads=9, num_kv_heads=3, intermediate_size=1536))
+    ] == [1, 3]
     assert tensor_parallel_sizes(facts(num_heads=0, num_kv_heads=0)) == []

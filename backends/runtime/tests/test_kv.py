@@ -144,7 +144,9 @@ def test_a_state_is_one_block_and_turns_prefix_lookup_off() -> None:
     assert free - kv.pool.num_free == 1 + -(-40 // full.block_size)
 
 
-@pytest.mark.parametrize("specs", [{0: FULL}, {0: FULL, 1: SLIDING}, {0: SLIDING, 1: LATENT, 2: FULL}, {0: STATE, 1: FULL}])
+@pytest.mark.parametrize(
+    "specs", [{0: FULL}, {0: FULL, 1: SLIDING}, {0: SLIDING, 1: LATENT, 2: FULL}, {0: STATE, 1: FULL}]
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_random_use_never_shares_a_block_that_is_written_and_loses_none(specs, seed) -> None:
     chooser = random.Random(seed)
@@ -185,7 +187,11 @@ def _check_invariants(kv: KVManager, running: list[Sequence]) -> None:
             # Blocks that will still be written belong to one sequence and group alone; full ones may be shared
             # only by sequences with the same tokens up to there.
             for i in range(holding.first, len(holding.blocks)):
-                known = tuple(sequence.token_ids[: (i + 1) * group.block_size]) if (i + 1) * group.block_size <= sequence.num_computed else sequence
+                known = (
+                    tuple(sequence.token_ids[: (i + 1) * group.block_size])
+                    if (i + 1) * group.block_size <= sequence.num_computed
+                    else sequence
+                )
                 owner = writers.setdefault(holding.blocks[i], (index, known))
                 assert owner == (index, known), "two sequences share a block whose content differs"
     assert len(held) + kv.pool.num_free == kv.pool.num_usable

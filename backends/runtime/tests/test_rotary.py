@@ -77,7 +77,8 @@ def test_rotation_equals_transformers_at_far_positions(rotary_dim: int) -> None:
     config = LlamaConfig(hidden_size=4 * rotary_dim, num_attention_heads=4, max_position_embeddings=TRAINED)
     cos, sin = LlamaRotaryEmbedding(config)(heads, positions[None])
     expected = heads.clone()
-    turned, _ = apply_rotary_pos_emb(heads[None, ..., :rotary_dim].transpose(1, 2), heads[None, ..., :rotary_dim].transpose(1, 2), cos, sin)  # fmt: skip
+    turning = heads[None, ..., :rotary_dim].transpose(1, 2)
+    turned, _ = apply_rotary_pos_emb(turning, turning, cos, sin)
     expected[..., :rotary_dim] = turned.transpose(1, 2)[0]
 
     inv_freq, factor = inverse_frequencies(RopeSpec("default", 10000.0, rotary_dim), TRAINED, TRAINED)

@@ -150,7 +150,7 @@ def read_attribute(obj: Any, name: str) -> Any:
 
 
 def per_layer_values(obj: Any, name: str) -> list[Any]:
-    """What an attribute is in each layer, by the configs that a class of Transformers keeps for them; null is absent."""
+    """An attribute in each layer, by the configs that a class of Transformers keeps for them; null is absent."""
     try:
         layers = list(obj.per_layer_config)
     except Exception:

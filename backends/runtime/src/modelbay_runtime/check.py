@@ -138,9 +138,7 @@ def check_model(model: str, kwargs: Mapping[str, Any]) -> CheckReport:
         report.memory = _memory(built, resolution)
         _check_memory(report, built, resolution)
     with report.stage():
-        load_tokenizer(
-            resolution.files, resolution.config, resolution.plugins, resolution.args, resolution.trace
-        )
+        load_tokenizer(resolution.files, resolution.config, resolution.plugins, resolution.args, resolution.trace)
     with report.stage():
         report.weights = _weights(resolution)
     return report

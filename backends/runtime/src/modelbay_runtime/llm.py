@@ -130,12 +130,14 @@ class LLM:
         engine, params = self.engine, pooling_params or PoolingParams()
         vocab_size = self.resolution.config.vocab_size
         texts = [read_prompt(item, engine.tokenizer, vocab_size) for item in listed(prompts)]
-        return self._run(texts, lambda request_id, i: engine.add_pooling_request(request_id, texts[i], params), use_tqdm)
+        return self._run(
+            texts, lambda request_id, i: engine.add_pooling_request(request_id, texts[i], params), use_tqdm
+        )
 
     def stream(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """One prompt's outputs as they grow: each has the whole text so far. Closing the iterator aborts the request."""
+        """One prompt's outputs as they grow, each with the whole text so far. Closing the iterator aborts the request."""
         self._check_generates()
         if not isinstance(prompt, Prompt):
             prompt = read_prompt(prompt, self.engine.tokenizer, self.resolution.config.vocab_size)

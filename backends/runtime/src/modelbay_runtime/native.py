@@ -28,7 +28,9 @@ class NativeBackend:
             names = ", ".join(config.architectures) or "none named"
             return Verdict(False, f"no installed plugin registers this architecture ({names})")
         if config.per_layer:
-            return Verdict(False, f"{', '.join(config.per_layer)} differ from layer to layer, which {arch.name} does not serve")
+            return Verdict(
+                False, f"{', '.join(config.per_layer)} differ from layer to layer, which {arch.name} does not serve"
+            )
         kinds = plugins.names("attention_kinds")
         unknown = sorted(set(config.layer_types) - set(kinds))
         if unknown:

@@ -13,7 +13,7 @@ from modelbay_transformers.probe import AttentionFacts
 
 
 class StepHolder:
-    """Where Transformers' code stands between the runner and attention: the instance's step, swapped at each forward."""
+    """The instance's step, swapped at each forward: Transformers' code stands between the runner and attention."""
 
     __slots__ = ("current",)
 

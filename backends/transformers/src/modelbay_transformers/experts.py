@@ -103,7 +103,7 @@ def _swapped(gate: Sequence[int], down: Sequence[int], fused: bool, hidden_size:
         return True if gate[2] == 2 * down[1] and gate[1] == down[2] else None
     if gate[1] == gate[2] or hidden_size not in gate[1:]:
         return None
-    return gate[1] == hidden_size
+    return gate[1] != hidden_size
 
 
 def _chains(path: str, layout: _Layout) -> Iterator[Chain]:

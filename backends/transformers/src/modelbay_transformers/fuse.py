@@ -161,9 +161,7 @@ def _shared_facts(facts: AttentionFacts) -> tuple[Any, ...]:
     return tuple(getattr(facts, entry.name) for entry in dataclasses.fields(facts) if entry.name not in apart)
 
 
-def _try(
-    build: BuildContext, plugins: Plugins, base: nn.Module, layer: nn.Module, facts: AttentionFacts
-) -> str | None:
+def _try(build: BuildContext, plugins: Plugins, base: nn.Module, layer: nn.Module, facts: AttentionFacts) -> str | None:
     """Run layer and block on the same numbers; None if they agree, else the reason."""
     cpu = torch.device("cpu")
     table = KernelTable(plugins, cpu, torch.float32, kernels=REFERENCE)

@@ -98,5 +98,3 @@ def _pack(build: BuildContext, base: nn.Module, group: tuple[str, ...]) -> dict[
         parent._modules[section.name] = Part(packed, section.start, section.size)
     parent.add_module("packed_" + "_".join(linears), packed)
     return before
-
-

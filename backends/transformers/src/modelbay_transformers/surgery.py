@@ -1,4 +1,4 @@
-"""Replace Transformers' linears by the runtime's: the same product, with the weight in the form that multiplies fastest.
+"""Replace Transformers' linears by the runtime's: the same product, its weight in the form that multiplies fastest.
 
 Only linears that the probe saw being called are touched. One whose weight is read in another way is left alone.
 """

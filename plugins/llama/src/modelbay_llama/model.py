@@ -1,4 +1,4 @@
-"""Llama (Touvron et al., 2023): the decoder of the runtime's blocks. Mistral (Jiang et al., 2023): the same, with a window.
+"""Llama (Touvron et al., 2023): the decoder of the runtime's blocks. Mistral (Jiang et al., 2023): with a window.
 
 What differs from the blocks is whether the projections carry a bias, which some descendants of Llama do.
 """

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 
-def engine_logits(llm: Any, prompts: Sequence[Sequence[int]], output_tokens: int = 1) -> list[tuple[list[int], torch.Tensor]]:
+def engine_logits(
+    llm: Any, prompts: Sequence[Sequence[int]], output_tokens: int = 1
+) -> list[tuple[list[int], torch.Tensor]]:
     """Run prompts together, greedily, and return for each its tokens (prompt and output) and their logits.
 
     The logits are those of the engine's own steps, chunk by chunk and token by token: [P + O - 1, V] float32, row i
@@ -48,7 +50,9 @@ def engine_logits(llm: Any, prompts: Sequence[Sequence[int]], output_tokens: int
     return results
 
 
-def transformers_logits(path: str | Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def transformers_logits(
+    path: str | Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
     """Transformers' own logits of whole sequences, one at a time: [len(sequence) - 1, V] float32 each."""
     from transformers import AutoModelForCausalLM
 

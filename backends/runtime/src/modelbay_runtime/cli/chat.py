@@ -1,4 +1,4 @@
-"""``modelbay chat``: a conversation in the terminal, streamed, with history. Ctrl-C stops an answer, not the program."""
+"""``modelbay chat``: a conversation in the terminal, streamed. Ctrl-C stops an answer, not the program."""
 
 from __future__ import annotations
 

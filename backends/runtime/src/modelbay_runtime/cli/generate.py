@@ -19,10 +19,14 @@ from modelbay_runtime.cli.sampling_options import sampling_options, sampling_par
 @click.command("generate")
 @click.argument("model")
 @click.option("--prompt", "prompts", multiple=True, help="The prompt; several make a batch; - reads standard input.")
-@click.option("--chat", "as_chat", is_flag=True, help="Put each prompt into the model's chat template as a user message.")
+@click.option(
+    "--chat", "as_chat", is_flag=True, help="Put each prompt into the model's chat template as a user message."
+)
 @click.option("--system", help="A system message for --chat.")
 @click.option("-n", "--n", type=int, default=1, help="Outputs for each prompt.")
-@click.option("--logprobs", type=int, default=None, help="Log-probabilities of this many likeliest tokens (with --json).")
+@click.option(
+    "--logprobs", type=int, default=None, help="Log-probabilities of this many likeliest tokens (with --json)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Everything about each output, as data.")
 @click.option("--verbose", is_flag=True, help="Say what became of every tensor of the checkpoint, on standard error.")
 @sampling_options
@@ -53,9 +57,7 @@ def command(
             _print_report(llm.load_report)
         params = sampling_params_from(options, llm.resolution.config.generation, n=n, logprobs=logprobs)
         before = [] if system is None else [{"role": "system", "content": system}]
-        wanted = [
-            llm.render([*before, {"role": "user", "content": text}]) if as_chat else text for text in texts
-        ]
+        wanted = [llm.render([*before, {"role": "user", "content": text}]) if as_chat else text for text in texts]
         if len(wanted) == 1 and n == 1 and not as_json:
             _print_stream(llm.stream(wanted[0], params))
             return

@@ -32,7 +32,9 @@ def sampling_options(command: F) -> F:
     for name, kind, help_text in reversed(_OPTIONS):
         command = click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_text)(command)
     command = click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")(command)
-    return click.option("--stop", multiple=True, help="A text that ends the output; may be given several times.")(command)
+    return click.option("--stop", multiple=True, help="A text that ends the output; may be given several times.")(
+        command
+    )
 
 
 def sampling_params_from(options: Mapping[str, Any], generation: Mapping[str, Any], **more: Any) -> SamplingParams:

@@ -76,8 +76,11 @@ class Runner:
         # Position of each token: its sequence's start plus its distance from the sequence's first row.
         positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], new)
         input_ids = np.concatenate(
-            [np.array(item.sequence.token_ids[s : s + item.num_new], np.int64) for item, s in zip(scheduled, starts, strict=True)]
-        )  # fmt: skip
+            [
+                np.array(item.sequence.token_ids[s:e], np.int64)
+                for item, s, e in zip(scheduled, starts, lengths, strict=True)
+            ]
+        )
         slots = np.array([item.sequence.slot for item in scheduled], np.int64)
         step = Step(
             positions=self._tensor(positions),

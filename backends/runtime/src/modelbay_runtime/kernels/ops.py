@@ -76,7 +76,7 @@ def write_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) ->
 
 
 class Linear:
-    """``y = x W^T + b (+ residual)``. `pack` turns a weight into whatever form the implementation multiplies fastest."""
+    """``y = x W^T + b (+ residual)``. `pack` turns a weight into the form that multiplies fastest."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,8 @@ from modelbay_runtime.layers.rotary_frequencies import inverse_frequencies
 class Rotary(nn.Module):
     """cos and sin of every position up to the instance's longest, from one RopeSpec.
 
-    ``interleaved`` tables are for the op ``rotary_interleaved``, the others for ``rotary``. The tables are real while the module is on meta: they are not parameters and no checkpoint fills them.
+    ``interleaved`` tables are for the op ``rotary_interleaved``, the others for ``rotary``. The tables are real while
+    the module is on meta: they are not parameters and no checkpoint fills them.
     """
 
     table: torch.Tensor  # [2, L, R]: cos, and sin with its first half negated
