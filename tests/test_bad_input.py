@@ -6,9 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +59,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def refused(cli: Run) -> Callable[..., str]:
-    """The one line that ``generate`` ends in; nothing on standard output, and nothing before it but the cache's size."""
+    """The one line that ``generate`` ends in; nothing on standard output, before it only the cache's size."""
 
     def call(*argv: str | Path, code: int = 1, command: str = "generate") -> str:
         found, out, err = cli(command, *argv)
@@ -75,6 +72,11 @@ def refused(cli: Run) -> Callable[..., str]:
         return line.removeprefix("error: ")
 
     return call
+
+
+def words(value: list[str] | str) -> str:
+    """The arguments alone name a test."""
+    return " ".join(value) if isinstance(value, list) else ""
 
 
 def change_config(model: Path, **values: Any) -> None:
@@ -233,7 +235,7 @@ def test_an_unknown_architecture(refused: Callable[..., str], model: Path) -> No
         (["--device", "meta"], "device 'meta' is not supported; cpu and cuda are."),
         (["--kernels", "nonsense"], "kernels='nonsense' is not installed; installed kernel sets: "),
         (["--attention-backend", "nonsense"], "attention_backend='nonsense' is not installed"),
-        (["--model-impl", "nonsense"], "unknown model_impl 'nonsense'; installed: auto, native"),
+        (["--model-impl", "nonsense"], "unknown model_impl 'nonsense'; installed: auto, "),
         (["--max-model-len", "9999"], "max_model_len 9999 is more than the model's 512"),
         (["--max-model-len", "0"], "max_model_len must be a positive integer, got 0."),
         (["--gpu-memory-utilization", "7"], "gpu_memory_utilization must be in (0, 1], got 7.0."),
@@ -241,7 +243,7 @@ def test_an_unknown_architecture(refused: Callable[..., str], model: Path) -> No
         (["--runner", "pooling"], "which generates no text"),
         (["--system", "Be brief."], "--system is a message of a conversation: it needs --chat."),
     ],
-    ids=" ".join,
+    ids=words,
 )
 def test_an_argument_that_makes_no_sense_is_exit_code_2(
     refused: Callable[..., str], good: Path, argv: list[str], message: str
@@ -258,9 +260,12 @@ def test_an_argument_that_makes_no_sense_is_exit_code_2(
         (["--tokenizer", "/nothing/here"], "there is no path /nothing/here"),
         (["--hf-overrides", '{"hiden_size": 3}'], "unknown config key 'hiden_size'. Did you mean 'hidden_size'?"),
         (["--kv-cache-memory-bytes", "10"], "no room for the KV cache: 10 bytes"),
-        (["--kv-cache-memory-bytes", "16384", "--max-model-len", "512"], "needs 32 cache blocks for one sequence, and 1 fit"),
+        (
+            ["--kv-cache-memory-bytes", "16384", "--max-model-len", "512"],
+            "needs 32 cache blocks for one sequence, and 1 fit",
+        ),
     ],
-    ids=" ".join,
+    ids=words,
 )
 def test_an_argument_that_does_not_fit_what_is_there(
     refused: Callable[..., str], good: Path, argv: list[str], message: str
@@ -344,95 +349,3 @@ def test_a_disk_that_fills_up_while_downloading(
     assert str(tmp_path) in line
     code, out, _ = cli("generate", "org/name", *PROMPT)
     assert (code, len(out.splitlines())) == (0, 1)
-
-
-# -- as a process
-
-ENTRY = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-SLOW_LOAD = (
-    "import time, modelbay_runtime.engine.engine as e\n"
-    "def load(*args, **kwargs): print('here', flush=True); time.sleep(120)\n"
-    "e.load_weights = load\n"
-)
-#: What a shell sees as 130: an exit with it, or a process that ended itself by the signal, as Python does when the
-#: interrupt came while it was executing a string.
-INTERRUPTED = (130, -signal.SIGINT)
-
-
-def start(*argv: str | Path, before: str = "") -> subprocess.Popen[str]:
-    """The command in a session of its own; a shell starts background jobs with the signal ignored, and we inherit that."""
-    code = f"{ENTRY}{before}\nimport modelbay.cli.main as m; m.main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, argv)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "MODELBAY_CONFIG": "", "OMP_NUM_THREADS": "1"},
-    )
-
-
-def check_interrupted(process: subprocess.Popen[str]) -> list[str]:
-    """Exit code, one line, and nothing left of the process's group; the lines before that one."""
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode in INTERRUPTED
-    *before, last = err.splitlines()
-    assert last == "interrupted"
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
-    return before
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_ctrl_c_during_load(good: Path) -> None:
-    with start("generate", good, *PROMPT, before=SLOW_LOAD) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        assert check_interrupted(process) == []
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_ctrl_c_during_generation(tmp_path: Path) -> None:
-    """The text so far stays on standard output."""
-    model = tiny_checkpoint(tmp_path, "llama", max_position_embeddings=20_000)
-    argv = ["generate", model, "--prompt", "The", "--max-tokens", "19000", "--ignore-eos", "--temperature", "1"]
-    with start(*argv) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(1)
-        (line,) = check_interrupted(process)
-        assert line.startswith("KV cache: ")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_ctrl_c_while_libraries_are_imported(good: Path) -> None:
-    """The import of torch swallows an interrupt or dies of it: ours waits for it."""
-    tell = (
-        "import sys, threading, time\n"
-        "def watch():\n"
-        "    while 'torch._C' not in sys.modules: time.sleep(0.001)\n"
-        "    print('here', flush=True)\n"
-        "threading.Thread(target=watch, daemon=True).start()\n"
-    )
-    with start("generate", good, *PROMPT, before=tell) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        assert check_interrupted(process) == []
-
-
-@pytest.mark.parametrize(("argv", "code"), [(["nothing/here/at/all", *PROMPT], 1), (["x", "--max-tokens", "0"], 2)])
-def test_a_process_ends_in_one_line_and_the_exit_code(argv: list[str], code: int) -> None:
-    if code == 2:
-        argv = [argv[0], "--prompt", "a", *argv[1:]]
-    with start("generate", *argv) as process:
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, out, err.count("\n")) == (code, "", 1)
-    assert err.startswith("error: ")
-
-
-def test_a_prompt_that_is_too_long_is_one_line_of_a_process_too(good: Path) -> None:
-    """Transformers would add a warning of its own."""
-    with start("generate", good, "--prompt", "The quick " * 600) as process:
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (2, "")
-    assert [line.split(": ")[0] for line in err.splitlines()] == ["KV cache", "error"]

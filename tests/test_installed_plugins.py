@@ -92,6 +92,7 @@ GOOD_ARCHS = [("GoodForCausalLM", "acme-good"), ("SharedForCausalLM", "acme-good
 
 
 def test_plugins_that_fail_are_skipped_with_a_warning_and_leave_nothing_behind(venv: FreshVenv) -> None:
+    """Case 2."""
     result = modelbay(venv, "list-archs", "--json")
     assert result.returncode == 0
     assert [(a["name"], a["owner"], a["version"]) for a in json.loads(result.stdout)] == [
@@ -208,6 +209,7 @@ def test_version_loads_no_plugin_and_selection_loads_only_the_selected(venv: Fre
 
 
 def test_another_process_loads_the_same_set(venv: FreshVenv) -> None:
+    """Case 1."""
     code = """
 import multiprocessing
 from modelbay.plugins import load_plugins

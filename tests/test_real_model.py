@@ -33,7 +33,9 @@ def text(root: Path) -> list[int]:
     """Token ids of English prose and a little code: the licence, and what Python says about itself."""
     from transformers import AutoTokenizer
 
-    docs = [inspect.getdoc(thing) or "" for thing in (statistics, inspect, int, str, dict, statistics.NormalDist, print)]
+    docs = [
+        inspect.getdoc(thing) or "" for thing in (statistics, inspect, int, str, dict, statistics.NormalDist, print)
+    ]
     prose = "\n\n".join([(root / "LICENSE").read_text(encoding="utf-8")[1500:8000], *docs])
     ids = AutoTokenizer.from_pretrained(or_skip(smollm2_dir, "float32"))(prose)["input_ids"]
     assert len(ids) > 2100
@@ -148,7 +150,9 @@ def test_the_gguf_file_is_the_safetensors_checkpoint(prompts: list[Any]) -> None
     texts = []
     for path in (or_skip(smollm2_gguf), or_skip(smollm2_dir, "float32")):
         with LLM(str(path), dtype="float32", max_model_len=512, max_num_seqs=4) as llm:
-            texts.append([output.outputs[0].text for output in llm.generate(prompts[:4], GREEDY.replace(max_tokens=16))])
+            texts.append(
+                [output.outputs[0].text for output in llm.generate(prompts[:4], GREEDY.replace(max_tokens=16))]
+            )
     assert texts[0] == texts[1]
 
 

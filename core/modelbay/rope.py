@@ -100,17 +100,28 @@ def _is_nested(value: Any) -> bool:
 
 def canonical_config(config: dict[str, Any]) -> list[str]:
     """Bring the RoPE keys of one config dict to canonical spelling, in place. Returns what was changed, in words."""
-    done = []
+    done = _canonical_keys(config)
     present = {key: config[key] for key in ROPE_DICTS if isinstance(config.get(key), Mapping)}
     if len(present) == 2:
         config["rope_parameters"] = _same(canonical(present["rope_parameters"]), canonical(present["rope_scaling"]))
         del config["rope_scaling"]
-        return ["rope_scaling and rope_parameters made one"]
+        return [*done, "rope_scaling and rope_parameters made one"]
     for key, value in present.items():
         new = canonical(value)
         if new != value:
             config[key] = new
             done.append(f"{key} in canonical spelling")
+    return done
+
+
+def _canonical_keys(config: dict[str, Any]) -> list[str]:
+    """Say under the canonical key too what another one says, which not every class reads."""
+    done = []
+    for canonical_key, *others in (THETA_KEYS, PARTIAL_KEYS):
+        said = next((key for key in others if config.get(key) is not None), None)
+        if said is not None and config.get(canonical_key) is None:
+            config[canonical_key] = config[said]
+            done.append(f"{said} as {canonical_key}")
     return done
 
 

@@ -147,6 +147,7 @@ IMPORT_FAULTS = {
 def test_a_plugin_that_fails_to_import_is_skipped_with_a_warning(
     install: Callable[..., Path], caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
+    """Case 2."""
     source, message = IMPORT_FAULTS[fault]
     install("acme-broken", source, version="3.1")
     install("acme-foo", arch_plugin("FooForCausalLM"))
@@ -272,6 +273,7 @@ def test_strict_raises_with_the_cause(install: Callable[..., Path], source: str)
 
 
 def test_asking_for_what_only_a_failed_plugin_offers_names_its_failure(install: Callable[..., Path]) -> None:
+    """Case 2."""
     install("acme-broken", arch_plugin("BrokenForCausalLM", extra=HOOK.format("raise ValueError('no good')")))
     install("acme-other", "raise ImportError('else')")
     with pytest.raises(PluginError) as caught:

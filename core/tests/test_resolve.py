@@ -174,6 +174,7 @@ def test_without_any_backend_it_says_so(model: Any, plugin: Any) -> None:
 
 
 def test_a_backend_that_breaks_is_a_reason_and_when_named_an_error(model: Any, plugin: Any) -> None:
+    """Case 3."""
     loaded = plugin(late=YES, first=KeyError("layers"))
     resolution = resolve("m", plugins=loaded)
     assert resolution.backend == "late"
@@ -183,6 +184,7 @@ def test_a_backend_that_breaks_is_a_reason_and_when_named_an_error(model: Any, p
 
 
 def test_a_backend_whose_code_is_absent_is_a_reason_with_the_import_error(model: Any, plugin: Any) -> None:
+    """Case 3."""
     records = [("modeling_backends", [BackendSpec(name="gone", target="no_such_module:Backend")])]
     loaded = plugin(records=records)
     with pytest.raises(BackendError, match=r"gone: it failed: .*ModuleNotFoundError: No module named 'no_such_module'"):

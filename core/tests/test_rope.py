@@ -31,6 +31,7 @@ def specs(parameters, head_size=64, **defaults):
     ],
 )
 def test_c5_types_under_either_name(written, rope_type) -> None:
+    """Case 16."""
     assert specs(written, length=512)["default"].type == rope_type
 
 
@@ -48,6 +49,7 @@ def test_c5_mrope_keeps_its_section_and_needs_it() -> None:
 
 
 def test_c5_nested_theta_beats_the_default_and_the_default_beats_nothing() -> None:
+    """Case 16."""
     assert specs({"rope_theta": 1e6}, theta=1e4)["default"].theta == 1e6
     assert specs({"rope_type": "linear", "factor": 2.0}, theta=5e5)["default"].theta == 5e5
     assert specs({})["default"].theta == 10_000.0
@@ -62,6 +64,7 @@ def test_c5_partial_rotation() -> None:
 
 
 def test_c5_per_layer_type() -> None:
+    """Case 16."""
     written = {
         "full_attention": {"type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -114,6 +117,7 @@ def test_c5_both_objects_in_one_config() -> None:
 
 
 def test_override_keeps_the_theta_whichever_names_are_used() -> None:
+    """Case 16."""
     for ours in ("rope_parameters", "rope_scaling"):
         for theirs in ("rope_parameters", "rope_scaling"):
             merged = merge({ours: {"rope_type": "default", "rope_theta": 1e6}}, {theirs: YARN})

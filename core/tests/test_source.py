@@ -80,6 +80,7 @@ def test_s1_a_home_path_is_expanded(model_dir: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_s1_local_needs_no_network_no_cache_and_writes_nothing(hub: LocalHub, model_dir: Path, tmp_path: Path) -> None:
+    """Case 13."""
     before = sorted(tmp_path.rglob("*"))
     files = find(model_dir)
     assert files.read_json("config.json") == {"model_type": "llama"}
@@ -180,6 +181,7 @@ def test_a_revision_of_a_local_path_is_warned_about(model_dir: Path) -> None:
 
 
 def test_s1_the_second_start_comes_from_the_cache_without_network(hub: LocalHub) -> None:
+    """Case 13."""
     commit = hub.repo("org/name").commit(MODEL)
     first = find("org/name")
     first.fetch(["config.json"])
@@ -255,6 +257,7 @@ def test_s2_branches_tags_and_commits_resolve(hub: LocalHub) -> None:
 
 @pytest.mark.parametrize("revision", ["nope", "0" * 40, "../../refs/main"])
 def test_s2_a_revision_that_does_not_exist_is_never_main(hub: LocalHub, revision: str) -> None:
+    """Case 12."""
     hub.repo("org/name").commit(MODEL)
     find("org/name").fetch(["config.json"])
     with pytest.raises(RevisionNotFoundError, match=f"org/name has no revision '{revision}'"):
@@ -266,6 +269,7 @@ def test_s2_a_revision_that_does_not_exist_is_never_main(hub: LocalHub, revision
 
 @pytest.mark.parametrize("value", ["hf_good", " hf_good\n", "hf_good\r\n"])
 def test_s3_the_token_is_stripped(hub: LocalHub, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Case 14."""
     hub.repo("org/private", private=True, readers=("hf_good",)).commit(MODEL)
     monkeypatch.setenv("HF_TOKEN", value)
     find("org/private").fetch(MODEL)
@@ -274,6 +278,7 @@ def test_s3_the_token_is_stripped(hub: LocalHub, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("value", ["", "  \n"])
 def test_s3_an_empty_token_is_anonymous(hub: LocalHub, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Case 14."""
     hub.repo("org/name").commit(MODEL)
     monkeypatch.setenv("HF_TOKEN", value)
     find("org/name").fetch(MODEL)
@@ -292,6 +297,7 @@ def test_s3_a_token_that_cannot_be_one_is_refused_and_not_printed(
 
 
 def test_s3_offline_makes_no_call(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 13."""
     hub.repo("org/name").commit(MODEL)
     find("org/name").fetch(MODEL)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -336,6 +342,7 @@ def test_s3_an_unreachable_hub_lists_what_is_missing_too(hub: LocalHub, monkeypa
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_s3_a_read_only_cache_works(hub: LocalHub, tmp_path: Path) -> None:
+    """Case 13."""
     hub.repo("org/name").commit({"README.md": "", **MODEL})
     find("org/name").fetch(MODEL)
     folders = [path for path in (cache_of(tmp_path), *cache_of(tmp_path).rglob("*")) if path.is_dir()]
@@ -376,6 +383,7 @@ def test_s3_a_full_cache_is_only_read(hub: LocalHub, tmp_path: Path) -> None:
 
 
 def test_s4_a_bad_token(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 14."""
     hub.repo("org/name").commit(MODEL)
     monkeypatch.setenv("HF_TOKEN", "hf_expired_secret")
     with pytest.raises(AuthenticationError, match="does not accept the token in HF_TOKEN") as caught:
@@ -390,6 +398,7 @@ def test_s4_a_private_or_absent_model_without_a_token(hub: LocalHub) -> None:
 
 
 def test_s4_a_gated_model(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 14."""
     hub.repo("org/gated", gated=True).commit(MODEL)
     with pytest.raises(AuthenticationError, match=r"gated and no valid token was sent.*Accept its terms"):
         find("org/gated").read_json("config.json")
@@ -399,6 +408,7 @@ def test_s4_a_gated_model(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_s4_not_found(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 14."""
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     with pytest.raises(ModelNotFoundError, match="neither a path here nor a model on"):
         find("org/nope")
@@ -423,6 +433,7 @@ def test_s4_a_passing_trouble_is_sat_out(hub: LocalHub) -> None:
 
 
 def test_s4_no_config_json_on_the_hub(hub: LocalHub) -> None:
+    """Case 14."""
     hub.repo("org/lora").commit({"adapter_config.json": "{}"})
     with pytest.raises(NotAModelError, match=r"no config.json at main.*adapter"):
         find("org/lora")
@@ -449,6 +460,7 @@ def test_s4_a_directory_without_config_json(tmp_path: Path, names: list[str], me
 
 
 def test_s4_every_message_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 14."""
     messages = []
     for endpoint, reference in ((hub.url, "org/nope"), ("http://127.0.0.1:9", "org/nope"), (hub.url, str(tmp_path))):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)

@@ -76,6 +76,7 @@ def load(
 def test_untrusted_code_is_neither_run_nor_asked_for(
     hub: LocalHub, tmp_path: Path, reference: str, trusted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Cases 6 and 7."""
     sentinel = tmp_path / "sentinel"
     hostile = f"open({str(sentinel)!r}, 'w')\nclass C: pass\n"
     hub.repo("org/code").commit({"m.py": hostile})
@@ -116,6 +117,7 @@ def test_a_malformed_entry_is_a_config_error(tmp_path: Path, reference: Any) -> 
 
 
 def test_the_whole_closure_is_imported_and_nothing_else(tmp_path: Path, code_cache: Path) -> None:
+    """Case 9."""
     trace = Trace()
     found = load(write(tmp_path / "model", CODE), trace=trace)
     assert (found.value, found.name, found.other) == (1, "root", 5)
@@ -133,6 +135,7 @@ def test_the_whole_closure_is_imported_and_nothing_else(tmp_path: Path, code_cac
 def test_dots_and_slashes_in_the_directory_name(
     tmp_path: Path, code_cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, spelling: str
 ) -> None:
+    """Case 8."""
     root = write(tmp_path / name, CODE)
     monkeypatch.chdir(root if spelling == "." else tmp_path)
     files = find_files(spelling.format(name), trace=Trace())
@@ -164,6 +167,7 @@ def test_an_optional_relative_import_may_be_absent(tmp_path: Path, code_cache: P
 
 
 def test_one_class_per_content(tmp_path: Path, code_cache: Path) -> None:
+    """Case 10."""
     first = load(write(tmp_path / "one", CODE))
     assert load(tmp_path / "one") is first
     assert load(write(tmp_path / "two", CODE)) is first
@@ -185,6 +189,7 @@ def test_the_config_class_that_the_model_imports_is_the_one_loaded_for_the_confi
 
 
 def test_an_edited_helper_makes_another_class(tmp_path: Path, code_cache: Path) -> None:
+    """Cases 9 and 10."""
     root = write(tmp_path / "model", CODE)
     old = load(root)
     write(root, {"d.py": "NAME = 'edited'\n"})
@@ -196,6 +201,7 @@ def test_an_edited_helper_makes_another_class(tmp_path: Path, code_cache: Path) 
 
 
 def test_instances_pickle_in_this_process_and_in_another(tmp_path: Path, code_cache: Path) -> None:
+    """Case 10."""
     found = load(write(tmp_path / "model", CODE | {"d.py": "NAME = 'pickled'\n"}))
     data = pickle.dumps(found())
     assert type(pickle.loads(data)) is found
@@ -205,6 +211,7 @@ def test_instances_pickle_in_this_process_and_in_another(tmp_path: Path, code_ca
 
 
 def test_processes_and_threads_race_on_an_empty_cache(tmp_path: Path, code_cache: Path) -> None:
+    """Case 10."""
     root = write(tmp_path / "model", CODE | {"d.py": "NAME = 'raced'\n"})
     with ThreadPoolExecutor(4) as pool:
         command = [sys.executable, "-c", LOAD, str(root)]
@@ -258,6 +265,7 @@ def test_s2_code_revision_of_the_same_repository(hub: LocalHub) -> None:
 
 
 def test_s2_a_commit_of_one_repository_is_never_sent_to_another(hub: LocalHub) -> None:
+    """Case 11."""
     model = hub.repo("org/model").commit({"config.json": "{}"})
     code = hub.repo("org/code").commit({name: text for name, text in CODE.items() if name != "config.json"})
     files = find_files("org/model", revision=model, trace=Trace())

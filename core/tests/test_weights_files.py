@@ -58,6 +58,7 @@ class TestSelection:
         assert Safetensors().select(files_of(tmp_path)) == ("model-1.safetensors", "model-3.safetensors")
 
     def test_w2_a_file_that_the_index_names_and_is_absent(self, tmp_path):
+        """Case 29."""
         shards(tmp_path, 1)
         index(tmp_path, "model.safetensors.index.json", {"t1": "model-1.safetensors", "t2": "model-2.safetensors"})
         with pytest.raises(WeightsError, match=r"not there: model-2\.safetensors"):
@@ -214,6 +215,7 @@ class RunsCode:
 
 class TestPyTorch:
     def test_w7_shared_storage_legacy_files_and_nesting(self, tmp_path):
+        """Case 30."""
         base = torch.randn(8, 4)
         state = {"emb": base, "head": base, "part": base[2:4], "t": base.t()}
         torch.save(state, tmp_path / "a.bin")
@@ -257,6 +259,7 @@ class TestPyTorch:
 
     @pytest.mark.parametrize("legacy", [False, True])
     def test_w3_a_pickle_that_wants_code_is_refused_and_not_run(self, tmp_path, capsys, legacy):
+        """Case 30."""
         torch.save({"x": RunsCode()}, tmp_path / "x.bin", _use_new_zipfile_serialization=not legacy)
         with pytest.raises(WeightsError, match="refused: its pickle holds more than tensors") as caught:
             opened(PyTorchBin, tmp_path)
@@ -280,6 +283,7 @@ class TestPyTorch:
         ],
     )
     def test_w3_damaged_files(self, tmp_path, content, cause):
+        """Case 30."""
         (tmp_path / "x.bin").write_bytes(content)
         with pytest.raises(WeightsError, match=cause):
             opened(PyTorchBin, tmp_path)

@@ -153,12 +153,14 @@ def match(disk, names=NAMES, **kwargs):
 
 @pytest.mark.parametrize("change", [str, lambda n: n.removeprefix("model."), lambda n: "model." + n])
 def test_w4_prefix_absent_or_extra(change):
+    """Case 31."""
     found = match([*map(change, NAMES)])
     assert {piece.name for piece in found.loaded} == set(NAMES)
     assert {piece.source for piece in found.loaded} == {change(name) for name in NAMES}
 
 
 def test_w4_known_caches_are_ignored_by_a_rule_that_has_a_name():
+    """Case 31."""
     disk = pieces(*NAMES, "model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.cos_cached")
     disk += pieces("model.embeddings.position_ids", shape=(1, 8))
     disk += pieces("h.0.attn.bias", shape=(1, 1, 8, 8)) + pieces("h.0.attn.masked_bias", shape=())
@@ -182,6 +184,7 @@ def test_w4_buffers_that_the_model_computes_are_not_loaded():
 
 
 def test_w4_layers_beyond_the_model_are_skipped_only_in_its_own_stack():
+    """Case 33."""
     found = match([*NAMES, "model.layers.2.w", "layers.3.mtp.w"], num_layers=2)
     assert [rule for _, rule in found.ignored] == [BEYOND] * 2
     with pytest.raises(WeightsError, match=r"vision\.layers\.2\.w"):

@@ -39,9 +39,10 @@ def kinds(report: Any) -> list[str]:
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mistral-window"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_it_says_is_what_a_start_does(checkpoint: Callable[[str], Path], name: str, dtype: str) -> None:
-    report = check_model(str(checkpoint(name)), {**SMALL, "dtype": dtype})
+    arguments: dict[str, Any] = {**SMALL, "dtype": dtype, "kernels": "torch"}
+    report = check_model(str(checkpoint(name)), arguments)
     assert report.runs, report.missing
-    with LLM(str(checkpoint(name)), dtype=dtype, **SMALL) as llm:
+    with LLM(str(checkpoint(name)), **arguments) as llm:
         engine, need = llm.engine, report.memory
         assert need is not None
         storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in engine.model.parameters()}
@@ -144,9 +145,8 @@ def test_a_model_on_the_hub_is_judged_without_downloading_weights(
         assert report.runs, report.missing
         assert "model.safetensors" not in hub.downloads()
         size = len(files["model.safetensors"])
-        assert report.weights == {
-            "load_format": "safetensors", "files": ["model.safetensors"], "bytes": size, "to_download": size, "tensors": None,
-        }  # fmt: skip
+        found = {"load_format": "safetensors", "files": ["model.safetensors"], "tensors": None}
+        assert report.weights == {**found, "bytes": size, "to_download": size}
 
 
 def test_the_command_says_yes_in_words_and_by_its_exit_code(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,6 +198,7 @@ def alphabet() -> dict[int, str]:
 
 
 def test_t5_an_unfinished_character_is_held_back_until_it_is_whole() -> None:
+    """Case 27, for byte fallback."""
     for tokenizer in (byte_level(), byte_fallback()):
         table = alphabet() if tokenizer is byte_level() else dict(enumerate(BYTE_TOKENS))
         smile = [tokenizer.convert_tokens_to_ids(table[byte]) for byte in "😀".encode()]
@@ -210,6 +211,7 @@ def test_t5_an_unfinished_character_is_held_back_until_it_is_whole() -> None:
 
 
 def test_t5_two_bytes_in_two_tokens() -> None:
+    """Case 27."""
     ids = [byte_level().convert_tokens_to_ids(alphabet()[byte]) for byte in (0xC4, 0x8F)]
     assert stream(byte_level(), ids) == ["", "ď", ""]
 

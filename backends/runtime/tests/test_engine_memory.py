@@ -42,7 +42,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
 def plan(specs: dict[int, KVSpec], itemsize: int = 4, max_model_len: int = 256, **args: Any) -> Any:
     config: Any = SimpleNamespace(
-        hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, head_size=16, vocab_size=256, max_model_len=max_model_len
+        hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, head_size=16, vocab_size=256,
+        max_model_len=max_model_len,
     )  # fmt: skip
     arguments = EngineArgs(**args)
     layout = plan_layout(specs, arguments.block_size)

@@ -120,7 +120,9 @@ def test_seeded_requests_give_the_same_whatever_the_batch(
 ) -> None:
     llm = open_llm("llama", enable_prefix_caching=caching)
     params = [
-        SamplingParams(temperature=1.2, top_p=0.9, top_k=20, seed=index, n=1 + index % 3, max_tokens=12, ignore_eos=True)
+        SamplingParams(
+            temperature=1.2, top_p=0.9, top_k=20, seed=index, n=1 + index % 3, max_tokens=12, ignore_eos=True
+        )
         for index in range(len(prompts))
     ]
     single = [token_ids(llm.generate([prompt], [params[index]])) for index, prompt in enumerate(prompts)]
@@ -147,7 +149,9 @@ def test_siblings_share_their_prompt(open_llm: Callable[..., LLM], prompts: list
     """The second to fourth output of a prompt find its full blocks computed."""
     llm = open_llm("llama")
     with record_logits(llm) as recording:
-        (output,) = llm.generate([prompts[4]], SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=4, ignore_eos=True))
+        (output,) = llm.generate(
+            [prompts[4]], SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=4, ignore_eos=True)
+        )
     length = len(prompts[4]["prompt_token_ids"])
     assert recording.positions(output.request_id)[:length] == list(range(length))
     for index in (1, 2, 3):

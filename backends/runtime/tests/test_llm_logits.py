@@ -88,7 +88,9 @@ def test_logprobs_and_prompt_logprobs_are_those_of_transformers(
             for token_id, entry in entries.items():
                 assert entry.logprob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
                 assert entry.rank == int((row > row[token_id]).sum()) + 1
-        chosen = [entries[token].logprob for entries, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        chosen = [
+            entries[token].logprob for entries, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ]
         assert completion.cumulative_logprob == pytest.approx(sum(chosen))
 
 

@@ -105,6 +105,7 @@ def files_of(root):
 def resolution(root, *, tied=False, transforms=(), plugins=(), **args):
     config = SimpleNamespace(
         tie_word_embeddings=tied, num_layers=LAYERS, num_heads=2, num_kv_heads=1, head_size=4, sources={},
+        quantization=None,
         get=lambda key, default=None: default,
     )  # fmt: skip
     return SimpleNamespace(
@@ -348,6 +349,7 @@ class TestRefusals:
 
 class TestTies:
     def test_w5_absent_and_tied(self, tmp_path):
+        """Case 20."""
         state = tensors(tied=True)
         save(tmp_path, state)
         model, report, _ = load(tmp_path, tied=True)
@@ -366,6 +368,7 @@ class TestTies:
 
     @pytest.mark.parametrize("rows", [16 << 20, 64])
     def test_w5_present_and_different_in_one_value(self, tmp_path, monkeypatch, rows):
+        """Case 20."""
         monkeypatch.setattr("modelbay_runtime.loading._COMPARE_BYTES", rows)  # also compares in several steps
         state = tensors(tied=True)
         state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
@@ -378,6 +381,7 @@ class TestTies:
         assert untouched(model)
 
     def test_w5_untied_and_present_although_the_module_could_tie(self, tmp_path):
+        """Case 20."""
         state = tensors()
         save(tmp_path, state)
         model, _, _ = load(tmp_path, tied=False)
@@ -385,6 +389,7 @@ class TestTies:
         assert model.lm_head.weight is not model.model.embed_tokens.weight
 
     def test_w5_untied_and_absent(self, tmp_path):
+        """Case 20."""
         save(tmp_path, tensors(tied=True))
         with pytest.raises(WeightsError, match=r"lm_head\.weight.*tie_word_embeddings is false"):
             load(tmp_path, tied=False)
@@ -562,7 +567,9 @@ def test_w7_peak_memory_while_loading(tmp_path, format, disk):
             layer = nn.Module()
             layer.weight = nn.Parameter(torch.empty({side}, 4 * {side}, dtype=torch.bfloat16, device="meta"))
             model.add_module(f"layer{{i}}", layer)
-        config = SimpleNamespace(tie_word_embeddings=False, num_layers=1, sources={{}}, get=lambda *a: None)
+        config = SimpleNamespace(
+            tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, get=lambda *a: None
+        )
         files = ModelFiles("x", "local", root, tuple(path.name for path in root.iterdir()))
         what = SimpleNamespace(args=EngineArgs.create("x"), plugins=load_plugins([]), files=files, config=config,
                                arch=None, trace=Trace())

@@ -44,7 +44,7 @@ def converted_types():
 
 
 #: What keeps them from being built tiny; none for a reason that has to do with weights.
-NOT_TINY = {"dots3_note", "emu3", "fuyu", "inkling2_text", "inkling2_loop_text", "lfm2_moe", "mllama", "qwen4_exp_text"}
+NOT_TINY = {"dots3_note", "emu3", "inkling2_text", "inkling2_loop_text", "qwen4_exp_text"}
 
 
 @pytest.mark.parametrize(("model_type", "name"), [item for item in converted_types() if item[0] not in NOT_TINY])

@@ -58,7 +58,9 @@ def _check_scales(transform: Dequantise, piece: Piece, scale: str, entries: Mapp
             hint="The checkpoint is incomplete, or quantised in another way than its quantization_config says.",
         )
     if len(piece.shape) != 2:
-        raise WeightsError(f"{piece.source} is {dtype} of shape {list(piece.shape)}; scaled blocks have two dimensions.")
+        raise WeightsError(
+            f"{piece.source} is {dtype} of shape {list(piece.shape)}; scaled blocks have two dimensions."
+        )
     wanted = tuple(-(-size // block) for size, block in zip(piece.shape, transform.block, strict=True))
     found = entries[scale]
     if found.shape != wanted or "float" not in found.dtype:

@@ -97,8 +97,8 @@ def _parse(raw: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in result if names.count(name) > 1)
+            # A dict keeps the last of two: the first pair that is not its own entry is the earlier one of them.
+            twice = next(name for name, value in pairs if result[name] is not value)
             raise _BadHeader(f"its header has the key {_short(twice)} twice")
         return result
 

@@ -99,11 +99,11 @@ class _Transforms:
                 return self._first_of((transform,), pieces)
             case FirstOf(chains=chains):
                 return self._first_of(chains, pieces)
-        pattern = _compiled(transform, transform.pattern)
+        compiled = _compiled(transform, transform.pattern)
         results: list[Piece] = []
         for piece in pieces:
-            if piece.rule is None and pattern.search(piece.name):
-                results.extend(self._one(transform, pattern, piece))
+            if piece.rule is None and compiled.search(piece.name):
+                results.extend(self._one(transform, compiled, piece))
             else:
                 results.append(piece)
         return results

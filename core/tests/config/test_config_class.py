@@ -43,6 +43,7 @@ OWN = ConfigClassSpec(model_type="llama", target=f"{__name__}:OwnLlama")
 
 
 def test_c2_own_class_comes_before_transformers(load, plugin, llama) -> None:
+    """Case 5."""
     config, trace = load(llama, [plugin("own_llama", register_config_classes=[OWN])])
     assert config.hf.own is True
     assert config.rope["default"].theta == 5000.0
@@ -50,6 +51,7 @@ def test_c2_own_class_comes_before_transformers(load, plugin, llama) -> None:
 
 
 def test_c2_own_type_never_runs_remote_code_even_when_trusted(load, plugin, llama, tmp_path: Path) -> None:
+    """Case 7."""
     sentinel = tmp_path / "ran"
     (tmp_path / "configuration_x.py").write_text(f"open({str(sentinel)!r}, 'w')\nclass X: pass\n")
     llama["auto_map"] = {"AutoConfig": "configuration_x.X"}
@@ -174,6 +176,7 @@ def test_c1_nested_overrides_merge(load, llama) -> None:
     ],
 )
 def test_c1_unknown_override_names_the_nearest(load, llama, override, near) -> None:
+    """Case 15."""
     with pytest.raises(ConfigError, match=f"Did you mean '{near}'"):
         load(llama, hf_overrides=override)
 

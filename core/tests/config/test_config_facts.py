@@ -131,6 +131,7 @@ def test_get_reads_json_then_class_then_default(load, llama) -> None:
 
 
 def test_c3_architectures_of_a_nested_config(load, llama) -> None:
+    """Case 15."""
     outer = {"model_type": "llava", "architectures": None, "text_config": llama}
     config, _ = load(outer)
     assert config.architectures == ("LlamaForCausalLM",)
@@ -139,6 +140,7 @@ def test_c3_architectures_of_a_nested_config(load, llama) -> None:
 
 @pytest.mark.parametrize("absent", [None, [], "missing"])
 def test_c3_inferred_from_model_type_and_task(load, llama, absent) -> None:
+    """Case 15."""
     llama["architectures"] = absent
     if absent == "missing":
         del llama["architectures"]
@@ -221,6 +223,7 @@ def test_c4_class_default_beats_derivation(load) -> None:
 )
 @pytest.mark.parametrize("plugins", [[], ["llama"]])
 def test_c6_head_size(load, llama, hidden, heads, head_dim, expected, plugins) -> None:
+    """Case 19."""
     values = llama | {
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -308,6 +311,7 @@ def test_missing_sizes_are_named(load, llama, plugin, key, tmp_path: Path) -> No
     ],
 )
 def test_c7_rope_factor_only_for_types_whose_length_is_the_original(load, llama, change, expected) -> None:
+    """Case 17."""
     assert load(llama | change, ["llama"])[0].max_model_len == expected
 
 
@@ -315,6 +319,7 @@ def test_c7_rope_factor_only_for_types_whose_length_is_the_original(load, llama,
     ("limit", "expected"), [(1e30, 512), (1000000000000000019884624838656, 512), (256, 256), (None, 512), (8192, 512)]
 )
 def test_c7_tokenizer_limit(load, llama, limit, expected) -> None:
+    """Case 17."""
     config, _ = load(llama, files={"tokenizer_config.json": {"model_max_length": limit}})
     assert config.max_model_len == expected
 
@@ -339,6 +344,7 @@ def test_c7_explicit_length_may_exceed_the_tokenizers_limit_and_use_what_yarn_gi
 
 
 def test_c7_no_length_at_all_is_a_warning(load) -> None:
+    """Case 17."""
     config, trace = load({"model_type": "bloom", "architectures": ["BloomForCausalLM"]})
     assert config.max_model_len == 2048
     assert any(decision.question == "maximum length" for decision in trace.warnings())
@@ -360,6 +366,7 @@ def test_c7_no_length_at_all_is_a_warning(load) -> None:
     ],
 )
 def test_c8_auto_from_config(load, llama, change, expected) -> None:
+    """Case 21."""
     assert load(llama | change)[0].dtype == expected
 
 
@@ -374,6 +381,7 @@ def test_c8_text_config_when_the_outer_says_nothing(load, llama) -> None:
 
 
 def test_c8_differing_backbone_is_traced(load, llama) -> None:
+    """Case 21."""
     outer = {"model_type": "llava", "architectures": ["X"], "dtype": "bfloat16", "text_config": llama}
     config, trace = load(outer)
     assert config.dtype == "bfloat16"
@@ -488,6 +496,7 @@ def test_c9_unknown_kinds_keep_their_name(load) -> None:
 
 
 def test_c10_default_sampling_and_stop_ids(load, llama, tmp_path: Path) -> None:
+    """Case 22."""
     generation = {
         "temperature": 0.6,
         "top_p": 0.9,
@@ -541,6 +550,7 @@ def test_c11_quantization_is_kept_for_resolve(load, llama) -> None:
     [(None, None, False), (True, None, True), (None, True, True), (True, False, False), (False, True, True)],
 )
 def test_w5_tie_flag_of_the_text_config_governs(load, llama, outer, inner, expected) -> None:
+    """Case 20."""
     config = {"model_type": "llava", "architectures": ["X"], "text_config": llama}
     if outer is not None:
         config["tie_word_embeddings"] = outer

@@ -89,6 +89,7 @@ def test_t4_a_bos_inside_the_text_stays(make) -> None:
 
 
 def test_t4_precedence(make, tmp_path: Path) -> None:
+    """Case 26."""
     both = make(chat_template="jinja {{ messages[0].content }}", config_template="config {{ messages[0].content }}")
     assert render_chat(both, CHAT, tokenize=False) == "jinja the dog"
     assert render_chat(both, CHAT, "argument {{ messages[0].content }}", tokenize=False) == "argument the dog"
@@ -98,11 +99,13 @@ def test_t4_precedence(make, tmp_path: Path) -> None:
 
 
 def test_t4_template_of_the_config(make) -> None:
+    """Case 26."""
     only = make(chat_template=None, config_template="config {{ messages[0].content }}")
     assert render_chat(only, CHAT, tokenize=False) == "config the dog"
 
 
 def test_t4_none_chat_says_so_and_completion_works(make) -> None:
+    """Case 26."""
     tokenizer = make(chat_template=None)
     with pytest.raises(TokenizerError, match=r"no chat template.*chat_template="):
         render_chat(tokenizer, CHAT)

@@ -26,6 +26,7 @@ def pair(tiny: Path) -> tuple[Any, Any]:
 
 
 def test_t2_same_values_and_types(pair) -> None:
+    """Case 25."""
     ours, theirs = pair
     for name in ("all_special_ids", "all_special_tokens", "vocab", "vocab_size", "eos_token_id", "special_tokens_map"):
         assert getattr(ours, name) == getattr(theirs, name)
@@ -40,6 +41,7 @@ def test_t2_same_values_and_types(pair) -> None:
 
 
 def test_t2_computed_once(pair, monkeypatch) -> None:
+    """Case 25."""
     ours, theirs = pair
     calls = []
     original = type(theirs).get_vocab
@@ -79,6 +81,7 @@ def test_t2_invalidated_by_new_tokens(pair) -> None:
 
 @pytest.mark.parametrize("how", ["pickle", "deepcopy", "copy"])
 def test_t2_copies(pair, how) -> None:
+    """Case 25."""
     ours, theirs = pair
     _ = ours("the dog", truncation=True, max_length=2), len(ours)
     again = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}[how](ours)
@@ -148,6 +151,7 @@ def hammer(tokenizer: Any, reference: Any) -> None:
 
 
 def test_t2_fifty_threads(pair) -> None:
+    """Case 23."""
     hammer(*pair)
 
 
@@ -170,12 +174,14 @@ def test_t2_fastokens_threads_pickle_and_new_tokens(load) -> None:
 
 
 def test_t3_ids_up_to_the_models_vocabulary_are_legal() -> None:
+    """Case 24."""
     check_token_ids([0, 151860, 151935], 151936)
     check_token_ids([], 10)
 
 
 @pytest.mark.parametrize("bad", [151936, -1, 2**40])
 def test_t3_ids_beyond_are_a_usage_error(bad) -> None:
+    """Case 24."""
     with pytest.raises(UsageError, match=f"token id {bad} at position 1 .*0 to 151935"):
         check_token_ids([5, bad], 151936)
 
@@ -206,6 +212,7 @@ def test_t3_tokenizer_larger_than_the_model_is_a_warning(load, tiny) -> None:
 
 
 def test_c10_stop_ids_are_a_union(pair) -> None:
+    """Case 22."""
     config: Any = SimpleNamespace(eos_token_ids=(7, 2))
     assert stop_token_ids(config, pair[0]) == (7, 2)
     assert stop_token_ids(SimpleNamespace(eos_token_ids=(9,)), pair[0]) == (9, 2)  # type: ignore[arg-type]

@@ -81,6 +81,7 @@ def test_t1_real_tokenizers_give_autotokenizers_ids(load, asset) -> None:
 
 
 def test_t1_slow_is_never_the_fast_one(load, tiny: Path) -> None:
+    """Case 28."""
     with pytest.raises(TokenizerError, match=r"'slow'.*no Python tokenizer"):
         load(tiny, tokenizer_mode="slow")
 
@@ -129,6 +130,7 @@ def test_truncated_tokenizer_json_is_one_line(load, tiny: Path) -> None:
 
 @pytest.mark.parametrize("name", ["TokenizersBackend", "SomeUnknownTokenizer", "LlamaTokenizerFast", None])
 def test_t1_tokenizer_class_names(load, tiny: Path, name) -> None:
+    """Case 28."""
     values = json.loads((tiny / "tokenizer_config.json").read_text())
     (tiny / "tokenizer_config.json").write_text(json.dumps(values | {"tokenizer_class": name}))
     tokenizer, _ = load(tiny)
@@ -159,6 +161,7 @@ def test_s2_tokenizer_revision_of_a_local_path_is_an_error(load, tiny: Path) -> 
 
 
 def test_s2_another_repository_never_gets_the_models_revision(tmp_path, monkeypatch) -> None:
+    """Case 12."""
     from modelbay.args import EngineArgs
     from modelbay.source import ModelFiles
     from modelbay.tokenizer import load as module
@@ -291,6 +294,7 @@ def test_t1_explicit_fastokens_on_an_unsupported_tokenizer_is_an_error(load, tmp
 
 
 def test_t1_absent_package(load, tiny, monkeypatch) -> None:
+    """Case 28."""
     monkeypatch.setitem(sys.modules, "fastokens", None)
     monkeypatch.setitem(sys.modules, "fastokens._compat", None)
     with pytest.raises(TokenizerError, match="pip install"):

@@ -21,7 +21,9 @@ YARN = {
 }  # fmt: skip
 
 
-def written_out(q: torch.Tensor, rows: torch.Tensor, start: int, spec: LatentSpec, weight: torch.Tensor) -> torch.Tensor:
+def written_out(
+    q: torch.Tensor, rows: torch.Tensor, start: int, spec: LatentSpec, weight: torch.Tensor
+) -> torch.Tensor:
     """One sequence, token by token and head by head, in float64: q [t, N, D], rows [L, C + R] -> [t, N, E]."""
     q, rows, weight = q.double(), rows.double(), weight.double()
     out = q.new_zeros(*q.shape[:2], spec.v_head_size)
@@ -37,7 +39,8 @@ def written_out(q: torch.Tensor, rows: torch.Tensor, start: int, spec: LatentSpe
 
 @given(
     new=st.integers(1, 9), before=st.integers(0, 20), heads=st.integers(1, 5), nope=st.integers(1, 9),
-    rope=st.sampled_from((2, 4)), value=st.integers(1, 20), latent=st.integers(1, 12), at_once=st.sampled_from((1, 1 << 26)),
+    rope=st.sampled_from((2, 4)), value=st.integers(1, 20), latent=st.integers(1, 12),
+    at_once=st.sampled_from((1, 1 << 26)),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_absorbed_equals_expanded_equals_written_out(
@@ -94,7 +97,7 @@ def test_case_18_yarn_40_up_to_position_5000(model_type: str, tmp_path: Path) ->
 
     path = checkpoint(tmp_path, model_type, num_hidden_layers=2, std=0.15)
     prompt = torch.randint(3, 256, (4990,), generator=torch.Generator().manual_seed(4)).tolist()
-    with LLM(str(path), dtype="float32", max_num_batched_tokens=2048, kv_cache_memory_bytes=1 << 23) as llm:
+    with LLM(str(path), dtype="float32", max_model_len=5120, kv_cache_memory_bytes=1 << 23) as llm:
         found = engine_logits(llm, [prompt], output_tokens=12)
         scale = llm.engine.model.model.layers[0].self_attn.spec.scale
         table = llm.engine.model.model.rotary_emb.table

@@ -6,6 +6,7 @@ A native model is an ``nn.Module`` with
 * ``forward(input_ids | None, positions, step, inputs_embeds=None) -> hidden`` over flat tokens: [T] -> [T, H]
 * ``logits(hidden) -> [R, V]`` for the rows that the engine picked
 * ``kv_specs() -> {layer index: KVSpec}``
+* ``max_positions: int`` (optional): how many tokens it has positions for, where that is fewer than the config says
 
 Legend: T tokens, H hidden size, V vocabulary, R rows.
 """

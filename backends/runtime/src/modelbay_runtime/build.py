@@ -24,6 +24,12 @@ class BuiltModel:
     context: BuildContext
     kv_specs: dict[int, KVSpec]
 
+    @property
+    def max_model_len(self) -> int:
+        """The config's limit, or that of a module which has positions for fewer tokens (``max_positions``)."""
+        limit: int | None = getattr(self.module, "max_positions", None)
+        return min(self.context.max_model_len, limit) if limit else self.context.max_model_len
+
     def parameter_bytes(self) -> int:
         """Bytes of the parameters on this rank; a tied head counts once."""
         tied = {id(m.weight) for m in self.module.modules() if getattr(m, "tied_to", None)}
@@ -69,6 +75,7 @@ def build_model(resolution: Resolution) -> BuiltModel:
     module = load_target(owned.value.target)().build(resolution, context)
     built = BuiltModel(module, context, dict(module.kv_specs()))
     trace.decide("build", "parameters", f"{_count(module):,} ({built.parameter_bytes():,} bytes)", "module on meta")
+    _check_length(built, resolution)
     kinds: dict[KVSpec, int] = {}
     for spec in built.kv_specs.values():
         kinds[spec] = kinds.get(spec, 0) + 1
@@ -78,6 +85,19 @@ def build_model(resolution: Resolution) -> BuiltModel:
     trace.decide("plan", "ranks", "1 (every parameter whole)", "argument")
     table.report(trace)
     return built
+
+
+def _check_length(built: BuiltModel, resolution: Resolution) -> None:
+    """Only the module knows how many tokens it has positions for, where its table has rows for something else."""
+    if built.max_model_len == built.context.max_model_len:
+        return
+    if resolution.args.max_model_len is not None:
+        raise UsageError(
+            f"max_model_len {resolution.args.max_model_len} is more than the model's {built.max_model_len}: "
+            "the other rows of its position table are not for tokens.",
+            hint="Lower it.",
+        )
+    resolution.trace.decide("build", "max_model_len", built.max_model_len, "positions that the module has for tokens")
 
 
 def _count(module: torch.nn.Module) -> int:

@@ -161,7 +161,7 @@ def _layout(built: BuiltModel, resolution: Resolution) -> CacheLayout:
 def _memory(built: BuiltModel, resolution: Resolution) -> MemoryNeed:
     args, config, itemsize = resolution.args, resolution.config, built.context.dtype.itemsize
     layout = _layout(built, resolution)
-    blocks = layout.blocks_for(config.max_model_len, step_tokens(args, config.max_model_len))
+    blocks = layout.blocks_for(built.max_model_len, step_tokens(args, built.max_model_len))
     return MemoryNeed(
         device=str(built.context.device),
         dtype=config.dtype,
@@ -183,13 +183,14 @@ def _check_memory(report: CheckReport, built: BuiltModel, resolution: Resolution
     assert need is not None
     taken = need.weights + need.activations + (args.kv_cache_memory_bytes or 0)
     if taken > need.free:
+        cache = f" and the cache ({args.kv_cache_memory_bytes:,})" if args.kv_cache_memory_bytes else ""
         raise EngineError(
-            f"weights ({need.weights:,} bytes), activations ({need.activations:,}) and the cache that was asked for "
-            f"({args.kv_cache_memory_bytes or 0:,}) are more than the {need.free:,} bytes that may be taken on {need.device}.",
+            f"weights ({need.weights:,} bytes) and activations ({need.activations:,}){cache} need more than "
+            f"the {need.free:,} bytes that may be taken on {need.device}.",
             hint="Use a smaller dtype, a smaller model, or free memory.",
         )
     layout, itemsize = _layout(built, resolution), built.context.dtype.itemsize
-    length = config.max_model_len
+    length = built.max_model_len
     budget = plan_cache(layout, config, args, built.context.device, itemsize, length, reserved=need.weights)
     usable = budget.num_blocks - 1
     fitting = longest_that_fits(layout, args, length, usable)

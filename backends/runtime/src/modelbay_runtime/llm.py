@@ -137,7 +137,7 @@ class LLM:
     def stream(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """One prompt's outputs as they grow, each with the whole text so far. Closing the iterator aborts the request."""
+        """One prompt's outputs as they grow, each with the whole text so far. Closing the iterator aborts it."""
         self._check_generates()
         if not isinstance(prompt, Prompt):
             prompt = read_prompt(prompt, self.engine.tokenizer, self.resolution.config.vocab_size)

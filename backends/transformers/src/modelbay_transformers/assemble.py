@@ -47,6 +47,7 @@ def assemble(
     outer_class = classes.head or classes.base
     _check_class(outer_class)
     outer = build_on_meta(outer_class, classes.config, dispatch.ATTENTION, build.dtype)
+    _check_settable(outer)
     hidden_only = classes.head is None and resolution.task != "generate"
     if hidden_only:
         leave_out_pooler(outer)
@@ -71,6 +72,7 @@ def assemble(
     replaced = replace_linears(build, base, [name for name in found.linears if not name.startswith(inside)])
     norms = replace_norms(build, base)
     module = _wrap(outer, base, prefix, kv_specs, holder, resolution, build)
+    module.max_positions = position_room(base)
     conversion.attach(module)
     _say(resolution.trace, classes, outer_class, module, found, replaced)
     say_fusion(resolution.trace, fusion)
@@ -82,12 +84,20 @@ def assemble(
 
 
 def _check_class(model_class: Any) -> None:
-    can = getattr(model_class, "_can_set_attn_implementation", None)
-    if can is None:
+    if getattr(model_class, "_can_set_attn_implementation", None) is None:
         raise BackendError(f"{model_class.__name__} is no PreTrainedModel, so its attention cannot be set.")
-    if not can():
+
+
+def _check_settable(model: nn.Module) -> None:
+    """A class whose own file attends in another way may still hold a language model that does not.
+
+    Raises:
+        BackendError: nothing in the model lets its attention be set.
+    """
+    holders: list[Any] = [m for m in model.modules() if hasattr(m, "_can_set_attn_implementation")]
+    if not any(holder._can_set_attn_implementation() for holder in holders):
         raise BackendError(
-            f"{model_class.__name__} does not let its attention be set (_can_set_attn_implementation() is False): "
+            f"{type(model).__name__} does not let its attention be set (_can_set_attn_implementation() is False): "
             "it does not attend through ALL_ATTENTION_FUNCTIONS."
         )
 
@@ -136,14 +146,17 @@ def _wrap(
 
 
 def _replace_head(outer: nn.Module, prefix: str, config: ModelConfig, build: BuildContext) -> None:
-    head = outer.get_output_embeddings()
+    head: Any = outer.get_output_embeddings()
     name = next((name for name, module in outer.named_modules() if module is head), None)
     if type(head) is not nn.Linear or name is None or head.weight.dtype != build.dtype:
         return
-    tied_to = None
-    embedding = outer.get_input_embeddings()
-    if config.tie_word_embeddings and embedding is not None:
-        tied_to = next((f"{n}.weight" for n, module in outer.named_modules() if module is embedding), None)
+    embedding: Any = outer.get_input_embeddings()
+    tied = embedding is not None and getattr(embedding, "weight", None) is head.weight
+    if tied and not config.tie_word_embeddings:
+        return  # the class ties them by another flag than the text config's: one parameter, as it is
+    tied_to = (
+        next((f"{n}.weight" for n, module in outer.named_modules() if module is embedding), None) if tied else None
+    )
     replace_head(build, outer, name, tied_to)
 
 
@@ -156,10 +169,22 @@ def logit_factors(config: ModelConfig) -> tuple[float, float | None]:
 
 def position_offset(base: nn.Module) -> int:
     """RoBERTa and its descendants number positions from the padding index on."""
+    module = _numbers_from_padding(base)
+    return int(module.padding_idx) + 1 if module else 0
+
+
+def position_room(base: nn.Module) -> int | None:
+    """How many tokens such a model has positions for: its table begins with rows that no token gets."""
+    module = _numbers_from_padding(base)
+    table = getattr(module, "position_embeddings", None)
+    return table.num_embeddings - position_offset(base) if isinstance(table, nn.Embedding) else None
+
+
+def _numbers_from_padding(base: nn.Module) -> Any:
     for module in base.modules():
         if hasattr(module, "create_position_ids_from_input_ids") and getattr(module, "padding_idx", None) is not None:
-            return int(module.padding_idx) + 1
-    return 0
+            return module
+    return None
 
 
 def _say(

@@ -9,6 +9,7 @@ import torch
 from modelbay.errors import EngineError
 from modelbay_runtime.api import BuildContext, KVSpec, Step
 from modelbay_runtime.layers.attention import Attention
+from modelbay_transformers.masks import PLACEHOLDER, origin
 from modelbay_transformers.probe import AttentionFacts
 
 
@@ -41,7 +42,10 @@ class ServedAttention:
         self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
     ) -> torch.Tensor:
         """q: [1, N, T, D], k: [1, K, T, D], v: [1, K, T, E] -> [1, T, N, E]."""
-        if mask is not None or facts.get("scaling", self.facts.scaling) not in (None, self.facts.scaling):
+        if (mask is not None and origin(mask) != PLACEHOLDER) or facts.get("scaling", self.facts.scaling) not in (
+            None,
+            self.facts.scaling,
+        ):
             raise EngineError(f"{self.facts.name} calls attention otherwise than when it was probed.")
         step = self.holder.current
         assert step is not None, "the model's forward sets the step before any layer runs"

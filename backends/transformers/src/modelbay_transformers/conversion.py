@@ -69,7 +69,7 @@ def read_conversion(model: nn.Module, *, base_only: bool) -> Conversion:
     prefixes = (f"{prefix}.",) if prefix else ()
     transforms = (
         *_class_renames(model),
-        *compile_mapping(get_model_conversion_mapping(model), model.config),  # type: ignore[arg-type]
+        *compile_mapping(get_model_conversion_mapping(model), model.config),
         *_first_of(expert_chains(model, prefixes)),
         *_ignores(model, prefix if base_only else ""),
     )
@@ -106,7 +106,7 @@ def leave_out_pooler(model: nn.Module) -> None:
     pooler = model._modules.get("pooler")
     if pooler is not None and "add_pooling_layer" in inspect.signature(type(model)).parameters:
         del model._modules["pooler"]
-        model.pooler = None
+        model.pooler = None  # type: ignore[assignment]
 
 
 def _class_renames(model: nn.Module) -> tuple[Transform, ...]:

@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
-from modelbay_transformers.masks import describe_mask
+from modelbay_transformers.masks import describe_mask, placeholder_mask
 
 #: The value of ``config._attn_implementation``. No mask function has this name, so Transformers builds no mask.
 ATTENTION = "modelbay"
 #: Its value while a model is probed: there is a mask function of this name, which describes instead of building.
 PROBING = "modelbay_probing"
+#: The value for models that cannot do without a mask to look at: they get one that attention ignores.
+WITH_MASK = "modelbay_with_mask"
 _LAYER = "_modelbay_attention"
 
 
@@ -34,7 +36,9 @@ def register() -> None:
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
     ALL_ATTENTION_FUNCTIONS.register(PROBING, _attend)
+    ALL_ATTENTION_FUNCTIONS.register(WITH_MASK, _attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(PROBING, describe_mask)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(WITH_MASK, placeholder_mask)
 
 
 def attach(module: Any, serve: AttentionCall | None) -> None:

@@ -73,7 +73,8 @@ def _list_layout(experts: nn.ModuleList) -> _Layout | None:
     names = {name for expert in experts for name, _ in expert.named_parameters()}
     for triple in TRIPLES:
         if names == {f"{part}.weight" for part in triple}:
-            return _Layout(False, *(f"{part}.weight" for part in triple))
+            gate, up, down = (f"{part}.weight" for part in triple)
+            return _Layout(False, gate, up, down)
     return None
 
 
@@ -103,7 +104,7 @@ def _swapped(gate: Sequence[int], down: Sequence[int], fused: bool, hidden_size:
         return True if gate[2] == 2 * down[1] and gate[1] == down[2] else None
     if gate[1] == gate[2] or hidden_size not in gate[1:]:
         return None
-    return gate[1] != hidden_size
+    return gate[1] == hidden_size
 
 
 def _chains(path: str, layout: _Layout) -> Iterator[Chain]:

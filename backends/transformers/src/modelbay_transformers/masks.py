@@ -15,8 +15,8 @@ import torch
 from modelbay.errors import BackendError
 
 _FACTS = "_modelbay_mask"
-#: Rows of a mask are looked at up to this length; a longer window or chunk would not matter below it.
-_LONGEST = 1 << 17
+#: The origin of a mask that stands for none.
+PLACEHOLDER = "placeholder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,14 @@ def describe_mask(
     return remember(mask, mask_function)
 
 
+def placeholder_mask(
+    batch_size: int, q_length: int, kv_length: int, *args: Any, device: Any = None, **kwargs: Any
+) -> torch.Tensor:
+    """A mask of one element, expanded: for models that look at their mask before attention, which ignores it."""
+    mask = torch.ones((), dtype=torch.bool, device=device).expand(batch_size, 1, q_length, kv_length)
+    return remember(mask, PLACEHOLDER)
+
+
 def remember(mask: torch.Tensor, value: Any) -> torch.Tensor:
     """Hang a mask's origin on it."""
     setattr(mask, _FACTS, value)
@@ -46,23 +54,13 @@ def origin(mask: Any) -> Any:
     return getattr(mask, _FACTS, None)
 
 
-def read_mask(mask_function: Any, length: int, tokens: int, who: str) -> MaskFacts:
-    """What a mask function lets see, for sequences of at most ``length`` tokens.
-
-    Args:
-        tokens: the length of the probe, beyond which a function that looks at the tokens themselves cannot be asked.
+def read_mask(mask_function: Any, length: int, who: str) -> MaskFacts:
+    """What a mask function lets see in a sequence of ``length`` tokens.
 
     Raises:
+        IndexError: the function looks at the tokens themselves, and was made for fewer.
         BackendError: neither causal nor both ways, with or without a window.
     """
-    length = max(tokens, min(length, _LONGEST))
-    try:
-        return _read(mask_function, length, who)
-    except IndexError:
-        return _read(mask_function, tokens, who)
-
-
-def _read(mask_function: Any, length: int, who: str) -> MaskFacts:
     keys = torch.arange(length)
     zero = torch.zeros((), dtype=torch.long)
     rows = {row: _row(mask_function, zero, row, keys) for row in _rows(length)}
@@ -87,6 +85,8 @@ def _rows(length: int) -> list[int]:
 
 def _row(mask_function: Any, zero: torch.Tensor, row: int, keys: torch.Tensor) -> torch.Tensor:
     seen = mask_function(zero, zero, torch.tensor(row), keys)
+    if seen.device.type == "meta":
+        raise BackendError("what its masks hide depends on hidden states.")
     return torch.as_tensor(seen, dtype=torch.bool).expand(keys.shape).clone()
 
 

@@ -15,7 +15,7 @@ from modelbay.errors import EngineError, ModelbayError
 from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
-from modelbay_transformers.positions import give_positions
+from modelbay_transformers.positions import give_positions, numbered
 from modelbay_transformers.probe_run import fixed_arguments
 
 
@@ -68,7 +68,8 @@ class TransformersModel(nn.Module):
         else:
             inputs["inputs_embeds"] = inputs_embeds[None]
         try:
-            return self.base(**inputs, **self._fixed)[0][0]
+            with numbered(self.base, positions):
+                return self.base(**inputs, **self._fixed)[0][0]
         except (ModelbayError, torch.OutOfMemoryError):
             raise
         except Exception as error:

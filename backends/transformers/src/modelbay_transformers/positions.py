@@ -1,18 +1,30 @@
-"""Positions for models whose forward takes none: handed to the module that looks them up.
+"""Positions for models that number their tokens themselves, as if a batch were one sequence.
 
-Decoders of the BART kind number their tokens themselves and pass ``position_ids`` to one of their children. There, and
-only there, ours take the place of theirs; that no other part of the model numbers tokens is for the probe to see.
+Decoders of the BART kind take no positions, and pass ``position_ids`` to one of their children: there ours take the
+place of theirs. Others call ``torch.arange`` in the middle of a layer: the probe sees on which line, and on that line
+they get our positions. That no other part of the model numbers tokens is for the probe to see.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from modelbay.errors import EngineError
 
 _GIVER = "_modelbay_positions"
+_ARRIVES = "_modelbay_takes_positions"
+_PLACES = "_modelbay_numbering"
+#: A line of code: file and number.
+Place = tuple[str, int]
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def give_positions(base: nn.Module, positions: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -21,8 +33,15 @@ def give_positions(base: nn.Module, positions: torch.Tensor) -> dict[str, torch.
     giver = PositionGiver.find(base)
     if giver is not None:
         giver.positions = positions
-    names = inspect.signature(base.forward).parameters
-    return {"position_ids": positions} if "position_ids" in names or "kwargs" in names else {}
+    return {"position_ids": positions} if _argument_arrives(base) else {}
+
+
+def _argument_arrives(base: nn.Module) -> bool:
+    """Whether forward takes ``position_ids``, or hands on what it does not know; asked at every step, so remembered."""
+    if _ARRIVES not in base.__dict__:
+        names = inspect.signature(base.forward).parameters
+        base.__dict__[_ARRIVES] = "position_ids" in names or "kwargs" in names
+    return bool(base.__dict__[_ARRIVES])
 
 
 def takes_positions(base: nn.Module) -> bool:
@@ -49,3 +68,37 @@ class PositionGiver:
         if not isinstance(theirs, torch.Tensor) or self.positions is None:
             return None
         return args, {**kwargs, "position_ids": self.positions.view_as(theirs)}
+
+
+def numbering_places(base: nn.Module) -> set[Place]:
+    """The lines of its code on which this model numbers its tokens; filled by the probe."""
+    places: set[Place] = base.__dict__.setdefault(_PLACES, set())
+    return places
+
+
+def numbered(base: nn.Module, positions: torch.Tensor) -> AbstractContextManager[Any]:
+    """While it lasts, ``positions`` [1, T] stand for ``torch.arange(T)`` on the lines where the model numbers tokens."""
+    places = numbering_places(base)
+    return _Numbering(places, positions[0]) if places else nullcontext()
+
+
+def calling_place() -> Place:
+    """The line of the model's code that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class _Numbering(TorchFunctionMode):
+    def __init__(self, places: set[Place], positions: torch.Tensor) -> None:
+        super().__init__()
+        self.places, self.positions = places, positions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is not torch.arange or calling_place() not in self.places:
+            return output
+        if output.shape != self.positions.shape:
+            raise EngineError(f"the model numbers {len(output)} tokens, and the step has {len(self.positions)}.")
+        return self.positions.to(output.dtype)

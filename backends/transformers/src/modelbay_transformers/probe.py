@@ -9,7 +9,7 @@ once as it will be served, without any mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,20 @@ from torch import nn
 from modelbay.errors import BackendError
 from modelbay_transformers import dispatch, masks
 from modelbay_transformers.masks import MaskFacts
-from modelbay_transformers.positions import PositionGiver, takes_positions
+from modelbay_transformers.picking import let_see_everything
+from modelbay_transformers.positions import PositionGiver, numbering_places, takes_positions
 from modelbay_transformers.probe_run import (
     TOKENS,
     LinearWatch,
+    NeedsValues,
     Seen,
     accepted_arguments,
     attention_named,
+    name_attention,
     run_on_meta,
     shape_of,
 )
+from modelbay_transformers.spread import OwnNumbering
 
 __all__ = ["TOKENS", "AttentionFacts", "ProbeResult", "accepted_arguments", "probe", "run_on_meta"]
 
@@ -39,8 +43,8 @@ _WITHOUT_MEANING = {
     "logits_to_keep", "num_items_in_batch", "attention_mask", "output_router_logits", "layer_idx",
 }  # fmt: skip
 #: Those that the runtime's attention applies.
-_APPLIED = {"scaling", "sliding_window", "softcap", "s_aux"}
-#: Models of which no more is asked than that positions are read may be told about lengths up to this.
+_APPLIED = {"scaling", "sliding_window", "softcap", "s_aux", "indices"}
+#: Masks are looked at up to this length.
 _LONGEST = 1 << 17
 
 
@@ -74,7 +78,9 @@ class ProbeResult:
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
+    """One call of attention: shapes, the origin of its mask, and its arguments."""
+
     module: nn.Module
     q: torch.Size
     k: torch.Size
@@ -87,17 +93,17 @@ class _Recorder:
     """Stands where a layer will: writes the call down and gives zeros."""
 
     def __init__(self) -> None:
-        self.calls: list[_Call] = []
+        self.calls: list[Call] = []
 
     def __call__(
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
     ) -> torch.Tensor:
-        if mask is not None and masks.origin(mask) is None:
+        if mask is not None and masks.origin(mask) is None and facts.get("indices") is None:
             raise BackendError(
                 f"{type(module).__name__} brings an attention mask of its own ({shape_of(mask)}); "
                 "what it hides is not known, so it is not served."
             )
-        self.calls.append(_Call(module, q.shape, k.shape, v.shape, masks.origin(mask), facts))
+        self.calls.append(Call(module, q.shape, k.shape, v.shape, masks.origin(mask), facts))
         return v.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
@@ -114,15 +120,16 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
     dispatch.register()
     if not takes_positions(base) and PositionGiver.find(base) is None:
         PositionGiver(base)
-    masked, _, _ = _run(base, dispatch.PROBING)
-    calls, seen, linears = _run(base, dispatch.ATTENTION)
+    masked, seen, _ = _run(base, dispatch.PROBING)
+    let_see_everything(base, masked, seen, longest, lambda tokens: _run(base, dispatch.PROBING, tokens))
+    calls, seen, linears = _run_as_served(base)
     if not calls:
         raise BackendError(
             f"{type(base).__name__} never calls attention through Transformers' interface (ALL_ATTENTION_FUNCTIONS), "
             "so the runtime's attention and cache cannot serve it."
         )
     names = {module: name for name, module in base.named_modules()}
-    _check_layers(base, {call.module for call in calls}, seen.ran, layer_count)
+    _check_layers(base, calls, seen.ran, layer_count)
     if not seen.positions_used:
         raise BackendError(
             f"{type(base).__name__}.forward takes no position_ids, or does not use them: "
@@ -130,20 +137,29 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
         )
     if [call.module for call in masked] != [call.module for call in calls]:
         raise BackendError(f"{type(base).__name__} attends otherwise when it builds no mask, so it is not served.")
-    described = _read_masks(masked, names, longest)
+    described = _read_masks(masked, names, longest, lambda tokens: _run(base, dispatch.PROBING, tokens)[0])
     attention = _read_calls(calls, described, names, base)
     return ProbeResult(attention, seen.hidden.shape[-1], linears, seen.position_rows)
 
 
-def _check_layers(
-    base: nn.Module, called: set[nn.Module], ran: frozenset[nn.Module], layer_count: int | None
-) -> None:
+def _run_as_served(base: nn.Module) -> tuple[list[Call], Seen, dict[str, list[int]]]:
+    """Without any mask; where the model cannot do without one, with one that nobody reads."""
+    try:
+        return _run(base, dispatch.ATTENTION)
+    except BackendError:
+        found = _run(base, dispatch.WITH_MASK)
+        name_attention(base, dispatch.WITH_MASK)
+        return found
+
+
+def _check_layers(base: nn.Module, calls: Sequence[Call], ran: frozenset[nn.Module], layer_count: int | None) -> None:
     """Where some children of a list attend, all that run must: the others keep a state, or attend in a way that is not
     seen.
 
     Raises:
         BackendError: naming a layer that does not call attention.
     """
+    called = {call.module for call in calls}
     in_lists = False
     for name, module in base.named_modules():
         if not isinstance(module, nn.ModuleList) or len(module) < 2:
@@ -157,21 +173,42 @@ def _check_layers(
                 f"{name}.{idle[0]} ({type(module[idle[0]]).__name__}) does not: it keeps a state or attends in another "
                 "way, which is not served."
             )
-    if not in_lists and layer_count is not None and len(called) < layer_count:
+    if not in_lists and layer_count is not None and len(calls) < layer_count:
         raise BackendError(
-            f"{type(base).__name__} has {layer_count} layers by its config, and {len(called)} modules call attention "
-            "through Transformers' interface: the others keep a state or attend in another way, which is not served."
+            f"{type(base).__name__} has {layer_count} layers by its config, and attention is called {len(calls)} "
+            "times through Transformers' interface: the others keep a state or attend in another way, which is not served."
         )
 
 
-def _run(base: nn.Module, name: str) -> tuple[list[_Call], Seen, dict[str, list[int]]]:
+def _run(base: nn.Module, name: str, tokens: int = TOKENS) -> tuple[list[Call], Seen, dict[str, list[int]]]:
+    """Run with attention of this name, again with what the model turns out to need."""
+    values = False
+    while True:
+        try:
+            return _run_once(base, name, tokens, values)
+        except OwnNumbering as found:
+            if found.place in numbering_places(base):
+                raise BackendError(
+                    f"{type(base).__name__} numbers its tokens itself, in a way that is not served."
+                ) from found
+            numbering_places(base).add(found.place)
+        except NeedsValues as error:
+            if values:
+                raise BackendError(
+                    f"{type(base).__name__} decides by the values of its hidden states what to compute, "
+                    "so it cannot be probed without weights."
+                ) from error
+            values = True
+
+
+def _run_once(base: nn.Module, name: str, tokens: int, values: bool) -> tuple[list[Call], Seen, dict[str, list[int]]]:
     recorder, linears = _Recorder(), LinearWatch(base)
     before = [(module, dispatch.attached(module)) for module in base.modules()]
     for module, _ in before:
         dispatch.attach(module, recorder)
     try:
         with linears, attention_named(base, name):
-            seen = run_on_meta(base)
+            seen = run_on_meta(base, tokens, values=values)
     finally:
         for module, serve in before:
             dispatch.attach(module, serve)
@@ -179,20 +216,32 @@ def _run(base: nn.Module, name: str) -> tuple[list[_Call], Seen, dict[str, list[
 
 
 def _read_masks(
-    calls: Sequence[_Call], names: Mapping[nn.Module, str], longest: int
+    calls: Sequence[Call], names: Mapping[nn.Module, str], longest: int, run: Callable[[int], Sequence[Call]]
 ) -> list[MaskFacts | None]:
-    """What each call's mask lets it see; None where a model gives its attention none."""
+    """What each call's mask lets it see; None where a model gives its attention none.
+
+    Args:
+        run: the calls of a run over so many tokens, for masks that look at the tokens themselves.
+    """
+    length = max(TOKENS, min(longest, _LONGEST))
+    try:
+        return _read_masks_of(calls, names, length)
+    except IndexError:
+        return _read_masks_of(run(length), names, length)
+
+
+def _read_masks_of(calls: Sequence[Call], names: Mapping[nn.Module, str], length: int) -> list[MaskFacts | None]:
     known: dict[int, MaskFacts] = {}
     found: list[MaskFacts | None] = []
     for call in calls:
         if call.mask is not None and id(call.mask) not in known:
-            known[id(call.mask)] = masks.read_mask(call.mask, longest, TOKENS, names[call.module])
+            known[id(call.mask)] = masks.read_mask(call.mask, length, names[call.module])
         found.append(None if call.mask is None else known[id(call.mask)])
     return found
 
 
 def _read_calls(
-    calls: Sequence[_Call], described: Sequence[MaskFacts | None], names: Mapping[nn.Module, str], base: nn.Module
+    calls: Sequence[Call], described: Sequence[MaskFacts | None], names: Mapping[nn.Module, str], base: nn.Module
 ) -> list[AttentionFacts]:
     found: list[AttentionFacts] = []
     layers: dict[int, str] = {}
@@ -232,7 +281,7 @@ def _without_layer(facts: AttentionFacts) -> tuple[Any, ...]:
     return tuple(getattr(facts, name) for name in names)
 
 
-def _read_call(name: str, call: _Call, mask: MaskFacts | None, order: int) -> AttentionFacts:
+def _read_call(name: str, call: Call, mask: MaskFacts | None, order: int) -> AttentionFacts:
     given = {key: value for key, value in call.facts.items() if value is not None}
     unknown = sorted(key for key in given if key not in _APPLIED and key not in _WITHOUT_MEANING)
     unknown = [key for key in unknown if given[key] is not False]
@@ -252,7 +301,7 @@ def _read_call(name: str, call: _Call, mask: MaskFacts | None, order: int) -> At
     )  # fmt: skip
 
 
-def _keys_seen(name: str, call: _Call, mask: MaskFacts | None) -> tuple[bool, int | None]:
+def _keys_seen(name: str, call: Call, mask: MaskFacts | None) -> tuple[bool, int | None]:
     """Whether the call is causal, and its window: as its mask says, which is what Transformers' own attention applies;
     without a mask, as its arguments do."""
     window = _window(call.facts.get("sliding_window"), name)

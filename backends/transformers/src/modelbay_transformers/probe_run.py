@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from modelbay.errors import BackendError
-from modelbay_transformers.positions import give_positions
-from modelbay_transformers.spread import MetaSpreads, mark_given, mark_hidden
+from modelbay_transformers.positions import give_positions, numbering_places
+from modelbay_transformers.spread import MetaSpreads, OwnNumbering, mark_given, mark_hidden
 
 #: Tokens of the probe: not a size that any dimension of a model has.
 TOKENS = 11
@@ -29,50 +29,62 @@ _SMALL = 0.01
 class Seen:
     """``hidden``: the last hidden state [1, T, H] on meta. ``position_rows``: rows of the smallest table that is
     indexed by position, None if there is none. ``positions_used``: whether positions ever met hidden states.
-    ``ran``: the modules whose forward ran."""
+    ``ran``: the modules whose forward ran; ``made``: what those gave that gave one tensor."""
 
     hidden: torch.Tensor
     position_rows: int | None
     positions_used: bool
     ran: frozenset[nn.Module]
+    made: list[tuple[torch.Tensor, nn.Module]]
+
+    def maker(self, tensor: torch.Tensor) -> nn.Module | None:
+        """The module whose output this is."""
+        return next((module for output, module in self.made if output is tensor), None)
 
 
-def run_on_meta(base: nn.Module) -> Seen:
-    """One forward.
+class NeedsValues(Exception):
+    """The model's code asks for values that are not there."""
+
+
+def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False) -> Seen:
+    """One forward over ``tokens`` tokens.
+
+    Args:
+        values: parameters are all one small number instead of none.
 
     Raises:
-        BackendError: the forward needs what is not there (pixels, a cache, values of hidden states), or it mixes
-            tokens outside of attention.
+        OwnNumbering, NeedsValues: it must be run again, with positions on that line, or with values.
+        BackendError: the forward needs what is not there (pixels, a cache), or it mixes tokens outside of attention.
     """
     try:
-        return _run(base)
-    except BackendError:
+        with _one_number(base) if values else nullcontext():
+            return _run(base, tokens)
+    except (BackendError, OwnNumbering):
         raise
     except Exception as error:
-        if not any(sign in str(error) for sign in _NEEDS_VALUES):
-            text = " ".join(str(error).split())[:200]
-            raise BackendError(
-                f"{type(base).__name__} cannot be run on token ids and positions alone: {type(error).__name__}: {text}"
-            ) from error
-    with _one_number(base):
-        return _run(base)
+        if any(sign in str(error) for sign in _NEEDS_VALUES):
+            raise NeedsValues from error
+        text = " ".join(str(error).split())[:200]
+        raise BackendError(
+            f"{type(base).__name__} cannot be run on token ids and positions alone: {type(error).__name__}: {text}"
+        ) from error
 
 
-def _run(base: nn.Module) -> Seen:
+def _run(base: nn.Module, tokens: int) -> Seen:
     accepted = accepted_arguments(base)
-    ids = torch.arange(3, 3 + TOKENS)[None]
-    positions = mark_given(torch.arange(TOKENS)[None])
+    ids = torch.arange(3, 3 + tokens)[None]
+    positions = mark_given(torch.arange(tokens)[None])
     inputs = {"input_ids": ids, **give_positions(base, positions), **fixed_arguments(base)}
     where = _Where(base)
-    spread = MetaSpreads(TOKENS, where.name)
+    spread = MetaSpreads(tokens, where.name, positions, numbering_places(base), guard=tokens == TOKENS)
     with torch.no_grad(), _as_it_was(base), _experts_pass_through(base), where, spread:
         output = base(**{name: value for name, value in inputs.items() if name in accepted})
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
         hidden = output[0]
-    if not isinstance(hidden, torch.Tensor) or hidden.shape[:2] != (1, TOKENS):
+    if not isinstance(hidden, torch.Tensor) or hidden.shape[:2] != (1, tokens):
         raise BackendError(f"{type(base).__name__} does not give one hidden state for each token ({shape_of(hidden)}).")
-    return Seen(hidden, spread.position_rows, spread.positions_used, frozenset(where.ran))
+    return Seen(hidden, spread.position_rows, spread.positions_used, frozenset(where.ran), where.made)
 
 
 @contextmanager
@@ -140,21 +152,26 @@ def _experts_pass_through(base: nn.Module) -> Iterator[None]:
             experts.__dict__.pop("forward", None)
 
 
+def name_attention(base: nn.Module, name: str) -> None:
+    """Every config in ``base`` asks for the attention ``name``."""
+    for config in _configs(base):
+        config._attn_implementation_internal = name
+
+
 @contextmanager
 def attention_named(base: nn.Module, name: str) -> Iterator[None]:
-    """Every config in ``base`` asks for the attention ``name``, for a while."""
-    configs = {id(m.config): m.config for m in base.modules() if hasattr(getattr(m, "config", None), "model_type")}
-    before = [(config, config._attn_implementation_internal) for config in _with_inner(configs)]
+    """The same for a while."""
+    before = [(config, config._attn_implementation_internal) for config in _configs(base)]
     try:
-        for config, _ in before:
-            config._attn_implementation_internal = name
+        name_attention(base, name)
         yield
     finally:
         for config, value in before:
             config._attn_implementation_internal = value
 
 
-def _with_inner(configs: dict[int, Any]) -> list[Any]:
+def _configs(base: nn.Module) -> list[Any]:
+    configs = {id(m.config): m.config for m in base.modules() if hasattr(getattr(m, "config", None), "model_type")}
     found = dict(configs)
     for config in configs.values():
         for name in getattr(type(config), "sub_configs", ()):
@@ -170,6 +187,7 @@ class _Where:
     def __init__(self, base: nn.Module) -> None:
         self.base = base
         self.ran: set[nn.Module] = set()
+        self.made: list[tuple[torch.Tensor, nn.Module]] = []
         self._stack: list[str] = [type(base).__name__]
         self._hooks: list[Any] = []
 
@@ -192,6 +210,8 @@ class _Where:
 
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
         self._stack.pop()
+        if isinstance(output, torch.Tensor):
+            self.made.append((output, module))
 
     def __exit__(self, *exc: object) -> None:
         for hook in self._hooks:

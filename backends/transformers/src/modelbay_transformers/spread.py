@@ -9,6 +9,7 @@ whether tokens are mixed anywhere but in attention.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,13 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from modelbay.errors import BackendError
 from modelbay_transformers import masks
+from modelbay_transformers.positions import Place, calling_place
 
 _aten = torch.ops.aten
-_MARK = "_modelbay_from"
+_SMALL_TABLE = 1 << 20
+_MARK, _PLACE = "_modelbay_from", "_modelbay_place"
+#: Operations that use a number to pick an element rather than to compute with it.
+_PICKING = {_aten.index, _aten.index_put, _aten.index_put_, _aten.gather, _aten.scatter, _aten.index_select}
 _GIVEN, _OWN, _HIDDEN = "given positions", "own numbering", "hidden states"
 _FACTORIES = {_aten.arange, _aten.ones, _aten.zeros, _aten.full, _aten.scalar_tensor}
 _PRODUCTS = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
@@ -43,6 +48,13 @@ def _is_hidden(item: torch.Tensor) -> bool:
     return item.device.type == "meta" or _HIDDEN in getattr(item, _MARK, ())
 
 
+class OwnNumbering(Exception):
+    """The model numbers its tokens at ``place``, where positions could be given to it instead."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+
 class MetaSpreads(TorchDispatchMode):
     """An operation with one operand on meta runs on meta as a whole; one with real operands runs for real.
 
@@ -50,13 +62,21 @@ class MetaSpreads(TorchDispatchMode):
         positions_used: whether given positions ever met hidden states.
         position_rows: rows of the smallest table that is indexed by position.
 
+    Args:
+        positions, places: what is given in place of ``torch.arange``, and where in the model's code.
+        guard: whether ``tokens`` is a size that no dimension of the model has, so that shapes tell what is mixed.
+
     Raises (where it sees it):
-        BackendError: the model numbers its tokens itself, or mixes tokens outside of attention.
+        OwnNumbering: the model numbers its tokens itself.
+        BackendError: it does so in order to pick tokens, or mixes tokens outside of attention.
     """
 
-    def __init__(self, tokens: int, where: Callable[[], str]) -> None:
+    def __init__(
+        self, tokens: int, where: Callable[[], str], positions: torch.Tensor, places: set[Place], *, guard: bool
+    ) -> None:
         super().__init__()
-        self.tokens, self.where = tokens, where
+        self.guard = guard
+        self.tokens, self.where, self.positions, self.places = tokens, where, positions, places
         self.positions_used = False
         self.position_rows: int | None = None
 
@@ -70,20 +90,36 @@ class MetaSpreads(TorchDispatchMode):
             args, kwargs = tree_map_only(torch.Tensor, _to_meta, (_without_bool_index(func, args), kwargs))
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device("meta")}
-        elif func.overloadpacket in _FACTORIES and _is_small(args):
+        elif func.overloadpacket in _FACTORIES and _is_small(args, kwargs):
             kwargs = {**kwargs, "device": torch.device("cpu")}
         output = func(*args, **kwargs)
-        self._mark(func, operands, output, marks)
+        self._mark(operands, output, marks)
+        return self._number(output) if func.overloadpacket is _aten.arange else output
+
+    def _number(self, output: torch.Tensor) -> torch.Tensor:
+        """What ``torch.arange`` gave; where it numbers tokens it is marked, or is replaced by positions."""
+        if output.numel() != self.tokens:
+            return output
+        place = calling_place()
+        if place in self.places:
+            return mark_given(self.positions.flatten().to(output.dtype, copy=True))
+        setattr(output, _MARK, frozenset((_OWN,)))
+        setattr(output, _PLACE, place)
         return output
 
     def _meet(self, func: Any, args: Any, operands: list[torch.Tensor], marks: frozenset[str]) -> None:
         """Real operands and those on meta meet in one operation."""
+        if not self.guard:
+            return
         if _GIVEN in marks:
             self.positions_used = True
             if func is _aten.embedding.default:
                 rows = args[0].shape[0]
                 self.position_rows = min(rows, self.position_rows or rows)
         elif _OWN in marks and any(_is_hidden(item) and item.is_floating_point() for item in operands):
+            place = next((p for item in operands if (p := getattr(item, _PLACE, None))), None)
+            if place is not None and func.overloadpacket not in _PICKING:
+                raise OwnNumbering(place)
             raise BackendError(
                 f"{self.where()} numbers its tokens itself (torch.arange): "
                 "tokens of several sequences cannot share a batch."
@@ -112,13 +148,17 @@ class MetaSpreads(TorchDispatchMode):
         elif packet is _aten.constant_pad_nd and args[0].is_floating_point():
             padding = args[1]
             for i in range(0, len(padding), 2):
-                if (padding[i] or padding[i + 1]) and args[0].shape[-1 - i // 2] == tokens:
+                before, added = args[0].shape[-1 - i // 2], padding[i] + padding[i + 1]
+                if (padding[i] or padding[i + 1]) and tokens in (before, before + added):
                     return "a shift or padding of tokens"
+        elif packet is _aten.cat and args[0][0].is_floating_point() and len(args[0]) > 1:
+            dim = args[1] if len(args) > 1 else 0
+            if sum(part.shape[dim] for part in args[0] if part.ndim > 1) == tokens:
+                return "a shift of tokens"
         return None
 
-    def _mark(self, func: Any, operands: list[torch.Tensor], output: Any, marks: frozenset[str]) -> None:
-        if func.overloadpacket is _aten.arange:
-            marks = frozenset((_OWN,))
+    def _mark(self, operands: list[torch.Tensor], output: Any, marks: frozenset[str]) -> None:
+        place = next((p for item in operands if (p := getattr(item, _PLACE, None))), None)
         for item in tree_flatten(output)[0]:
             if not isinstance(item, torch.Tensor):
                 continue
@@ -127,6 +167,8 @@ class MetaSpreads(TorchDispatchMode):
                 if _HIDDEN in own:
                     own = frozenset((_HIDDEN,))
                 setattr(item, _MARK, own)
+                if _OWN in own:
+                    setattr(item, _PLACE, place)
             if len(operands) == 1 and item.dtype == operands[0].dtype and masks.origin(operands[0]) is not None:
                 masks.remember(item, masks.origin(operands[0]))
 
@@ -142,9 +184,12 @@ def _without_bool_index(func: Any, args: Any) -> Any:
     return (args[0], indices, *args[2:])
 
 
-def _is_small(args: Any) -> bool:
+def _is_small(args: Any, kwargs: Any) -> bool:
+    """A vector at most, or a table of whole numbers: not what hidden states are gathered in."""
     shape = args[0] if args and isinstance(args[0], (list, tuple, torch.Size)) else ()
-    return len(shape) <= 1
+    dtype = kwargs.get("dtype")
+    whole = (dtype is not None and not dtype.is_floating_point) or (len(args) > 1 and type(args[1]) in (int, bool))
+    return len(shape) <= 1 or (whole and math.prod(shape) <= _SMALL_TABLE)
 
 
 def _to_meta(item: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class DeepseekConfig(PlainConfig):
 
 
 class _LatentConfig(PlainConfig):
-    """What V2 and V3 share: every layer is of kind "mla", and what turns is a part of the head that has its own size."""
+    """What V2 and V3 share: every layer is of kind "mla", and the part of a head that turns has a size of its own."""
 
     #: An explicit null of these says that there is none; the default says how many there are.
     _NULL_IS_NONE: ClassVar[tuple[str, ...]] = ("q_lora_rank", "n_routed_experts", "n_shared_experts")

@@ -20,7 +20,7 @@ HIDDEN = HEADS * HEAD_SIZE
 _BY_NAME: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "entity_vocab_size"), VOCAB_SIZE),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "embedding_dim", "embed_dim",
-                     "input_embedding_size", "output_embedding_size", "word_embed_proj_dim", "true_hidden_size",
+                     "input_embedding_size", "output_embedding_size", "word_embed_proj_dim", 
                      "hidden_size_global", "prediction_head_size", "lru_width", "attention_hidden_size"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff", "dff",
                      "dim_ff", "hidden_dim", "d_inner", "ffn_hidden_size", "shared_intermediate_size",
@@ -38,7 +38,7 @@ _BY_NAME: dict[str, Any] = {
     **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), HEAD_SIZE // 2),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), HIDDEN // 2),
     "qk_head_dim": HEAD_SIZE + HEAD_SIZE // 2,
-    "index_n_heads": 2, "index_topk": 8,
+    "index_n_heads": 2, "index_topk": 512,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_num_heads": 4,
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k"), 2),
@@ -88,7 +88,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"num_key_value_heads": HEADS},
     "dots3_note": {"text_config": {"num_key_value_heads": HEADS}},
     "esmc": {"num_key_value_heads": HEADS},
-    "esm": {"vocab_size": VOCAB_SIZE},
+    "esm": {"vocab_size": VOCAB_SIZE, "pad_token_id": 1, "mask_token_id": 250, "position_embedding_type": "rotary"},
+    # Chunks as long as a sequence may be: what is served of it.
+    "llama4_text": {"attention_chunk_size": 512},
+    "llama4": {"text_config": {"attention_chunk_size": 512}},
+    "mobilebert": {"intra_bottleneck_size": HIDDEN},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -164,7 +168,11 @@ def _covering(total: int, lists: list[list[Any]]) -> list[int]:
     seen: set[tuple[int, str]] = set()
     picked: list[int] = []
     for layer in range(total):
-        shown = {(i, str(items[layer])) for i, items in enumerate(lists) if not isinstance(items[layer], int) or items[layer] in (0, 1)}
+        shown = {
+            (i, str(items[layer]))
+            for i, items in enumerate(lists)
+            if not isinstance(items[layer], int) or items[layer] in (0, 1)
+        }
         if not shown <= seen:
             picked.append(layer)
             seen |= shown

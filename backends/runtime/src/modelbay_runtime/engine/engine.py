@@ -52,9 +52,9 @@ class Engine:
         self.load_report = load_weights(built.module, resolution, device=context.device, dtype=context.dtype)
         self.model = built.module.eval()
         layout = plan_layout(built.kv_specs, args.block_size)
-        budget = plan_cache(layout, config, args, context.device, context.dtype.itemsize, config.max_model_len)
+        budget = plan_cache(layout, config, args, context.device, context.dtype.itemsize, built.max_model_len)
         pool = BlockPool(budget.num_blocks)
-        self.max_model_len = self._fit_length(layout, pool.num_usable)
+        self.max_model_len = self._fit_length(layout, pool.num_usable, built.max_model_len)
         self.kv = KVManager(layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
         self.cache = KVCache(layout, budget.num_blocks, context.dtype, context.device)
         batched_tokens = step_tokens(args, self.max_model_len)
@@ -70,9 +70,8 @@ class Engine:
 
     # ---- what is fixed when the engine starts ----------------------------------------------------------------------
 
-    def _fit_length(self, layout: CacheLayout, usable: int) -> int:
+    def _fit_length(self, layout: CacheLayout, usable: int, length: int) -> int:
         """The model's length, or what the cache can hold of it if nobody asked for more."""
-        length = self.resolution.config.max_model_len
         fitting = longest_that_fits(layout, self.resolution.args, length, usable)
         if fitting < length:
             reason = f"the cache holds no more ({length} in the config)"

@@ -166,7 +166,8 @@ def _randomize(model: Any) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm = parameter.ndim == 1 and "norm" in name.lower()
-            parameter.normal_(1.0 if norm else 0.0, 0.1 if norm else 0.2, generator=generator)
+            std = 0.1 if norm else 0.2 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
+            parameter.normal_(1.0 if norm else 0.0, std, generator=generator)
         for name, buffer in model.named_buffers():
             if name in model.state_dict() and buffer.is_floating_point() and not buffer.any():
                 buffer.normal_(0.0, 0.1, generator=generator)
