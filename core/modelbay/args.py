@@ -97,7 +97,8 @@ class EngineArgs:
 
     @classmethod
     def create(cls, model: str, **kwargs: Any) -> EngineArgs:
-        """Build from keyword arguments; an unknown name is a usage error that names the nearest known one."""
+        """Build from keyword arguments, None being the same as none; an unknown name is a usage error that names the
+        nearest known one."""
         known = {entry.name for entry in dataclasses.fields(cls)}
         for name in kwargs:
             if name not in known:
@@ -106,7 +107,7 @@ class EngineArgs:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
                 raise UsageError(f"unknown engine argument {name!r}.", hint=hint)
-        return cls(model=str(model), **kwargs)
+        return cls(model=str(model), **{name: value for name, value in kwargs.items() if value is not None})
 
     def replace(self, **changes: Any) -> EngineArgs:
         return dataclasses.replace(self, **changes)

@@ -11,6 +11,7 @@ import pytest
 
 import modelbay
 from modelbay import hookimpl, resolve
+from modelbay.args import EngineArgs
 from modelbay.backends import Verdict, backends
 from modelbay.errors import ArchitectureError, BackendError, ConfigError, PluginError, UsageError
 from modelbay.plugins import load_plugins
@@ -231,6 +232,10 @@ def test_only_formats_that_carry_a_config_may_be_single_files(model: Any, plugin
 def test_an_unknown_argument_names_the_nearest(model: Any) -> None:
     with pytest.raises(UsageError, match=r"unknown engine argument 'max_model_length'.*'max_model_len'"):
         resolve("m", max_model_length=3)
+
+
+def test_an_argument_that_is_none_is_not_said() -> None:
+    assert EngineArgs.create("m", seed=None, dtype=None, max_model_len=None) == EngineArgs.create("m")
 
 
 def test_a_trace_given_in_keeps_what_was_decided_before_a_failure(model: Any, plugin: Any) -> None:

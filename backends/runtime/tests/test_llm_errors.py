@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from modelbay import LLM, SamplingParams
-from modelbay.errors import EngineError
+from modelbay import LLM, PoolingParams, SamplingParams
+from modelbay.errors import EngineError, UsageError
 
 TEXT = "A model is loaded, its layers"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -129,3 +130,15 @@ def test_the_request_that_is_named_is_the_one_with_bad_logits(chunk: int, open_l
             llm.generate([bad], GREEDY)
         for stream in streams:
             stream.close()
+
+
+def test_an_activation_that_no_kernel_has_is_refused_before_weights_are_read(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match="no activation 'quick_gelu'"):
+        LLM(str(checkpoint("llama")), model_impl="native", hf_overrides={"hidden_act": "quick_gelu"})
+
+
+def test_pooling_settings_that_would_have_no_effect_are_refused(llm: LLM, checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match="normalize, dimensions would have no effect"):
+        llm.encode({"prompt_token_ids": [5, 6]}, PoolingParams(normalize=True, dimensions=8))
+    with pytest.raises(UsageError, match="pooler_config"):
+        LLM(str(checkpoint("llama")), pooler_config={"pooling_type": "mean"})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -11,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from modelbay.errors import ConfigError
 from modelbay.rope import RopeSpec
 from modelbay_runtime.kernels.ops import rotary
+from modelbay_runtime.layers.rotary import Rotary
 from modelbay_runtime.layers.rotary_frequencies import inverse_frequencies
 
 TRAINED, DIM = 512, 32
@@ -88,3 +92,13 @@ def test_rotation_equals_transformers_at_far_positions(rotary_dim: int) -> None:
     found = heads.clone()
     rotary(found, ours_cos, ours_sin)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "served"), [("dynamic", 2 * TRAINED), ("longrope", 64)])
+def test_factors_follow_the_length_the_model_was_made_for_not_the_one_served(name: str, served: int) -> None:
+    parameters = {k: v for k, v in TYPES.get(name, {"factor": 2.0}).items() if name == "dynamic" or k != "factor"}
+    expected, factor = _transformers(name, parameters, served)
+    config = SimpleNamespace(max_model_len=served, get={"max_position_embeddings": TRAINED}.get)
+    build: Any = SimpleNamespace(config=config, device="cpu", dtype=torch.float32, max_model_len=served)
+    cos, _ = Rotary(build, RopeSpec(name, 10000.0, DIM, parameters))(torch.tensor([served - 1]))
+    torch.testing.assert_close(cos[0, 0, :_HALF], (expected * (served - 1)).cos() * factor, rtol=1e-4, atol=1e-4)

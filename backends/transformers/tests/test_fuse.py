@@ -12,6 +12,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelbay import LLM
+from modelbay.config import ModelConfig
 from modelbay.plugins import load_plugins
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.kernels.table import KernelTable
@@ -128,3 +129,19 @@ def test_only_a_norm_that_multiplies_by_its_weight_alone_is_replaced() -> None:
     assert replace_norms(context(), base) == 1
     assert type(base["plain"]).__name__ == "AnyRMSNorm"
     assert isinstance(base["one more"], Gemma2RMSNorm)
+
+
+def test_another_epsilon_than_the_blocks_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a class that has its epsilon under a key that the block does not read."""
+    path = tiny_checkpoint(tmp_path, "llama", rms_norm_eps=1e-5)
+    get = ModelConfig.get
+
+    def without_epsilon(self: ModelConfig, key: str, default: Any = None) -> Any:
+        return default if key == "rms_norm_eps" else get(self, key, default)
+
+    monkeypatch.setattr(ModelConfig, "get", without_epsilon)
+    with load(path) as llm:
+        decision = llm.resolution.trace.find("fused layers")
+    assert decision is not None
+    assert decision.answer == 0
+    assert "something else" in decision.rejected[0].reason

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -65,11 +64,3 @@ class LoadFormat(Protocol):
         Raises:
             WeightsError: naming the file and the likely cause.
         """
-
-
-def local_file(files: ModelFiles, name: str) -> Path:
-    """The path of one selected file, fetched if it is not there yet."""
-    return files.fetch([name])[0]
-
-
-__all__ = ["Any", "Index", "LoadFormat", "TensorEntry", "WeightSource", "local_file"]

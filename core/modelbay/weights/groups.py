@@ -22,7 +22,7 @@ def stack(transform: Stack, pattern: re.Pattern[str], pieces: Iterable[Piece]) -
             continue
         if piece.slot is not None:
             raise PluginError(f"{transform!r} stacks {piece.name!r}, which is already a stack.")
-        groups.setdefault(pattern.sub(transform.replacement, piece.name), []).append((int(match["index"]), piece))
+        groups.setdefault(pattern.sub(transform.replacement, piece.name), []).append((_number(match), piece))
     for name, members in groups.items():
         results.extend(_slots(transform, name, members))
     return results
@@ -52,6 +52,13 @@ def _check_numbers(name: str, how: str, members: list[tuple[int, Piece]]) -> Non
         raise WeightsError(f"{name!r} is {how} from numbers {shorten(map(str, found))}: not 0 to {len(numbers) - 1}.")
 
 
+def _number(match: re.Match[str]) -> int:
+    """The number in a name. What is longer than any count of layers or experts is not one, and slow to read."""
+    if len(match["index"]) > 9:
+        raise WeightsError(f"{shorten([match.string])!r} has a number of {len(match['index'])} digits in its name.")
+    return int(match["index"])
+
+
 def concat(transform: Concat, patterns: tuple[re.Pattern[str], ...], pieces: Iterable[Piece]) -> list[Piece]:
     results: list[Piece] = []
     groups: dict[str, dict[tuple[int, int], list[Piece]]] = {}
@@ -73,7 +80,7 @@ def _member(patterns: tuple[re.Pattern[str], ...], piece: Piece) -> tuple[tuple[
     for order, pattern in enumerate(patterns):
         match = pattern.search(piece.name)
         if match:
-            return (order, int(match["index"]) if "index" in pattern.groupindex else 0), pattern
+            return (order, _number(match) if "index" in pattern.groupindex else 0), pattern
     return None
 
 

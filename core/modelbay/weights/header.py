@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            # A dict keeps the last of two: the first pair that is not its own entry is the earlier one of them.
-            twice = next(name for name, value in pairs if result[name] is not value)
-            raise _BadHeader(f"its header has the key {_short(twice)} twice")
+            raise _BadHeader(f"its header has the key {_short(_repeated(name for name, _ in pairs))} twice")
         return result
 
     if not raw.startswith(b"{"):
@@ -114,6 +113,15 @@ def _parse(raw: bytes) -> dict[str, Any]:
     ):
         raise _BadHeader("its __metadata__ is not an object of strings")
     return header
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _entries(header: dict[str, Any], *, data_start: int, file_size: int) -> tuple[HeaderEntry, ...]:
@@ -146,7 +154,7 @@ def _entry(name: str, value: Any, data_start: int) -> HeaderEntry:
         raise _BadHeader(f"the data_offsets of {_short(name)} are not [begin, end]")
     torch_name, itemsize = DTYPES[dtype]
     begin, end = offsets
-    if _product(shape) * itemsize != end - begin:
+    if prod(shape) * itemsize != end - begin:
         raise _BadHeader(
             f"tensor {_short(name)} of shape {_short(shape)} and {dtype} does not fill {end - begin} bytes"
         )
@@ -156,13 +164,6 @@ def _entry(name: str, value: Any, data_start: int) -> HeaderEntry:
 def _naturals(value: Any) -> bool:
     """A list of non-negative 63-bit integers (and no booleans, which Python counts as integers)."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
-
-
-def _product(sizes: Iterable[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 def _short(value: Any, limit: int = 80) -> str:

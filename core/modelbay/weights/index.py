@@ -109,10 +109,10 @@ def merge_entries(per_file: Iterable[tuple[str, Iterable[E]]], name_of: Callable
 
 
 def shorten(names: Iterable[str], limit: int = 8) -> str:
-    """A list of names for an error message: the first few, and how many more."""
+    """A list of names for an error message: the first few, none of them endless, and how many more."""
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(name if len(name) <= 300 else f"{name[:299]}…" for name in names[:limit]) + more
 
 
 def _indexed(files: ModelFiles, index: str) -> tuple[str, ...]:

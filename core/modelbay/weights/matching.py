@@ -25,7 +25,7 @@ BEYOND = "layer beyond num_hidden_layers"
 NOT_STRICT = "unknown (strict is off)"
 
 MODEL = "model."
-_LAYER = re.compile(r"(?P<container>^(?:.*?\.)?(?:layers|h|blocks))\.(?P<index>\d+)\.")
+_LAYER = re.compile(r"(?P<container>^(?:.*?\.)?(?:layers|h|blocks))\.(?P<index>\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,10 @@ def read(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), meaning=meanings)
-def test_c5_any_order_and_mixture_of_keys_gives_the_same_facts(read: Reader, data: st.DataObject, meaning: Meaning) -> None:
-    """Case 16."""
+def test_c5_any_order_and_mixture_of_keys_gives_the_same_facts(
+    read: Reader, data: st.DataObject, meaning: Meaning
+) -> None:
+    """Case 16: old keys and new ones, in any order."""
     expected = facts(read(meaning.canonical()))
     written = data.draw(spelled(meaning))
     found = read(written)

@@ -92,7 +92,7 @@ def test_either_way_gives_transformers_logits_in_chunks(
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])
 def test_case_18_yarn_40_up_to_position_5000(model_type: str, tmp_path: Path) -> None:
-    """cos and sin have factor one, so that the softmax scale shows; position 0 alone could not show it."""
+    """Case 18: cos and sin have factor one, so that the softmax scale shows; position 0 alone could not show it."""
     from modelbay import LLM
 
     path = checkpoint(tmp_path, model_type, num_hidden_layers=2, std=0.15)

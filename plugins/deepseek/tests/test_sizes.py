@@ -66,7 +66,7 @@ def counts(model: BuiltModel) -> tuple[int, int]:
     return everything, everything - idle
 
 
-def test_v3_has_671_billion_parameters_and_37_active(tmp_path: Path) -> None:
+def test_official_v3_has_671_billion_parameters_and_37_active(tmp_path: Path) -> None:
     model, said = built(tmp_path, V3)
     everything, active = counts(model)
     assert everything / 1e9 == pytest.approx(671.03, abs=0.01)
@@ -76,7 +76,7 @@ def test_v3_has_671_billion_parameters_and_37_active(tmp_path: Path) -> None:
     assert "fp8" in said["quantization method"]
 
 
-def test_v2_lite_has_15_7_billion_parameters(tmp_path: Path) -> None:
+def test_official_v2_lite_has_15_7_billion_parameters(tmp_path: Path) -> None:
     model, said = built(tmp_path, V2_LITE)
     everything, active = counts(model)
     assert everything / 1e9 == pytest.approx(15.7, abs=0.05)

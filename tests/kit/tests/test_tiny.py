@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from modelbay_testing.logits import worst_difference
 from modelbay_testing.tiny import tiny_checkpoint, tiny_tokenizer
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
 def test_checkpoint_loads_and_its_logits_vary(tmp_path: Path, model_type: str) -> None:
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tiny_checkpoint(tmp_path / "m", model_type)
@@ -55,3 +56,12 @@ def test_tokenizer_with_every_byte_round_trips(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, vocab_size=400))
     text = "é 日本 👩‍👩‍👧\n\t"
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_what_is_no_number_is_no_match() -> None:
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    spoilt = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
+    absent = torch.tensor([[float("nan")] * 2, [3.0, 4.0]])
+    assert worst_difference([rows], [rows]) == 0
+    assert worst_difference([absent], [rows]) == 0
+    assert worst_difference([spoilt], [rows]) == worst_difference([rows], [spoilt]) == float("inf")

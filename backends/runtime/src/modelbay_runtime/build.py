@@ -63,7 +63,7 @@ def build_model(resolution: Resolution) -> BuiltModel:
         BackendError: the model class raised.
     """
     args, config, trace = resolution.args, resolution.config, resolution.trace
-    _refuse_unbuilt_parallelism(args)
+    _refuse_unbuilt(args)
     device = pick_device(args.device)
     trace.decide("build", "device", str(device), "argument" if args.device != "auto" else "what torch sees")
     dtype = DTYPES.get(config.dtype)
@@ -105,9 +105,12 @@ def _count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if id(p) not in tied)
 
 
-def _refuse_unbuilt_parallelism(args: Any) -> None:
+def _refuse_unbuilt(args: Any) -> None:
+    """Arguments whose effect is still to be written are not dropped in silence."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if getattr(args, name) != 1:
             raise UsageError(f"{name}={getattr(args, name)}: this version runs one process; use 1.")
     if args.enable_expert_parallel:
         raise UsageError("enable_expert_parallel: this version runs one process; leave it off.")
+    if args.pooler_config:
+        raise UsageError("pooler_config: this version does not pool hidden states yet; leave it out.")

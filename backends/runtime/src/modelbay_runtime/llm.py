@@ -125,9 +125,15 @@ class LLM:
         """The last hidden states of prompts, one row [H] per token; encoders and decoders alike.
 
         Raises:
-            UsageError: a prompt that cannot be served; nothing runs then.
+            UsageError: a prompt that cannot be served, or a parameter that hidden states have no use for; nothing
+                runs then.
         """
         engine, params = self.engine, pooling_params or PoolingParams()
+        unused = [
+            name for name in ("normalize", "dimensions", "pooling_type", "task") if getattr(params, name) is not None
+        ]
+        if unused:
+            raise UsageError(f"encode returns hidden states as they are: {', '.join(unused)} would have no effect.")
         vocab_size = self.resolution.config.vocab_size
         texts = [read_prompt(item, engine.tokenizer, vocab_size) for item in listed(prompts)]
         return self._run(

@@ -15,7 +15,7 @@ from modelbay.weights.accounting import LoadReport
 from modelbay.weights.dummy import dummy_values
 from modelbay.weights.formats import TensorEntry, WeightSource
 from modelbay.weights.index import shorten
-from modelbay.weights.pieces import Narrow, Piece
+from modelbay.weights.pieces import Narrow, Piece, Scale
 from modelbay_runtime.load_targets import Storage, Target, Targets
 
 ELSEWHERE = "held by another rank"
@@ -34,6 +34,7 @@ def read_piece(source: WeightSource, piece: Piece) -> torch.Tensor:
         assert index is None, "a tensor is scaled before anything is cut out of it"
         tensor, steps = piece.scale.apply(tensor, source.read(piece.scale.source)), steps[1:]
     for step in steps:
+        assert not isinstance(step, Scale), "a piece is scaled once, and first"
         tensor = step.apply(tensor)
     return tensor
 

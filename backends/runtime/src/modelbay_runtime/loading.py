@@ -135,14 +135,21 @@ def _check_fit(matching: Matching, entries: Mapping[str, TensorEntry], targets: 
         target = targets[piece.name]
         entry = entries[piece.source]
         if not _shape_fits(piece.full_shape, target):
-            wrong.append(f"{piece.source} is {list(piece.full_shape)}, the model wants {list(target.whole_shape())}")
+            wrong.append(f"{_what(piece)} is {list(piece.full_shape)}, the model wants {list(target.whole_shape())}")
         elif _kind(getattr(torch, entry.dtype)) != _kind(target.storage.dtype):
             wrong.append(f"{piece.source} is {entry.dtype}, the model wants {dtype_name(target.storage.dtype)}")
     if wrong:
+        different = list(dict.fromkeys(wrong))  # the members of a stack say the same
         raise WeightsError(
-            f"{len(wrong)} tensors do not fit the model: {shorten(wrong, 4)}.",
+            f"{len(wrong)} tensors do not fit the model: {shorten(different, 4)}.",
             hint="Config and weights come from different models, or the checkpoint is quantised.",
         )
+
+
+def _what(piece: Piece) -> str:
+    if piece.slot is None:
+        return piece.source
+    return f"{piece.name}, stacked from {piece.slot.count} tensors,"
 
 
 def _shape_fits(found: tuple[int, ...], target: Target) -> bool:

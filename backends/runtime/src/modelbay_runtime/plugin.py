@@ -21,6 +21,7 @@ _REFERENCE = {
     "attention.sliding": "modelbay_runtime.kernels.attention:attention",
     "attention.encoder": "modelbay_runtime.kernels.encoder_attention:encoder_attention",
 }
+_CONSTRAINTS = dict.fromkeys(("act_and_mul", "experts"), "modelbay_runtime.kernels.ops:knows_activation")
 
 
 @hookimpl
@@ -55,7 +56,10 @@ def register_attention_kinds() -> list[AttentionKindSpec]:
 @hookimpl
 def register_kernels() -> list[KernelSpec]:
     reference = [
-        KernelSpec(set="torch", op=op, target=target, devices=_DEVICES, priority=0) for op, target in _REFERENCE.items()
+        KernelSpec(
+            set="torch", op=op, target=target, devices=_DEVICES, constraint=_CONSTRAINTS.get(op), priority=0
+        )
+        for op, target in _REFERENCE.items()
     ]
     onednn = KernelSpec(
         set="onednn",

@@ -46,8 +46,7 @@ def assemble(
     dispatch.register()
     outer_class = classes.head or classes.base
     _check_class(outer_class)
-    outer = build_on_meta(outer_class, classes.config, dispatch.ATTENTION, build.dtype)
-    _check_settable(outer)
+    outer = _build(outer_class, classes.config, build)
     hidden_only = classes.head is None and resolution.task != "generate"
     if hidden_only:
         leave_out_pooler(outer)
@@ -88,18 +87,26 @@ def _check_class(model_class: Any) -> None:
         raise BackendError(f"{model_class.__name__} is no PreTrainedModel, so its attention cannot be set.")
 
 
-def _check_settable(model: nn.Module) -> None:
-    """A class whose own file attends in another way may still hold a language model that does not.
+def _build(model_class: Any, config: Any, build: BuildContext) -> nn.Module:
+    """The model on meta. A class whose own file attends in another way may still hold a language model that does not.
 
     Raises:
         BackendError: nothing in the model lets its attention be set.
     """
-    holders: list[Any] = [m for m in model.modules() if hasattr(m, "_can_set_attn_implementation")]
-    if not any(holder._can_set_attn_implementation() for holder in holders):
+    settable = model_class._can_set_attn_implementation()
+    try:
+        model = build_on_meta(model_class, config, dispatch.ATTENTION, build.dtype)
+        holders: list[Any] = [m for m in model.modules() if hasattr(m, "_can_set_attn_implementation")]
+        settable = settable or any(holder._can_set_attn_implementation() for holder in holders)
+    except Exception:
+        if settable:
+            raise
+    if not settable:
         raise BackendError(
-            f"{type(model).__name__} does not let its attention be set (_can_set_attn_implementation() is False): "
+            f"{model_class.__name__} does not let its attention be set (_can_set_attn_implementation() is False): "
             "it does not attend through ALL_ATTENTION_FUNCTIONS."
         )
+    return model
 
 
 def _prefix(outer: nn.Module) -> str:

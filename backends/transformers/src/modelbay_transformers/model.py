@@ -75,6 +75,8 @@ class TransformersModel(nn.Module):
         except Exception as error:
             name, kind, text = type(self.base).__name__, type(error).__name__, " ".join(str(error).split())
             raise EngineError(f"{name} raised {kind} in its forward: {text}") from error
+        finally:
+            self._holder.current = None  # a step holds the cache, which may be made anew before the next one
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
         return self._kv_specs

@@ -21,7 +21,7 @@ from modelbay_runtime.api import KVGroupStep, Step
 from modelbay_runtime.kernels.attention import Decodes, causal_mask, plan_decodes, plan_prefills
 
 #: Elements of the keys and values that are expanded at a time: a long prompt is attended a few heads after another.
-_EXPANDED = 1 << 26
+_EXPANDED = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class ModelConformance:
         for name in (name for name in vars(ModelConformance) if name.startswith("test_")):
             if getattr(cls, name, None) is not getattr(ModelConformance, name) and name not in cls.left_out:
                 raise TypeError(f"{cls.__name__} changes {name} and gives no reason in left_out.")
+        if not cls.variants:
+            raise TypeError(f"{cls.__name__} has no variants, so nothing would be checked.")
         unknown = [name for name in cls.left_out if not hasattr(ModelConformance, name)]
         if unknown or not all(cls.left_out.values()):
             raise TypeError(f"{cls.__name__}.left_out: {unknown or cls.left_out}: name a check and give a reason.")

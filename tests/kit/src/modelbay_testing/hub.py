@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 _LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf", ".lfs")
 
@@ -65,7 +65,11 @@ class Repo:
         self.refs[name] = commit
 
     def resolve(self, revision: str) -> str | None:
-        return self.refs.get(revision) or (revision if revision in self.commits else None)
+        """The commit of a branch, a tag, a commit, or the beginning of one."""
+        if revision in self.refs:
+            return self.refs[revision]
+        begun = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]
+        return begun[0] if len(begun) == 1 else None
 
 
 @dataclass
@@ -98,6 +102,8 @@ class LocalHub:
         self.repos: dict[str, Repo] = {}
         self.requests: list[Request] = []
         self.extra_tree_entries: list[dict[str, Any]] = []
+        #: Entries in one answer of a tree listing; the real hub's is 1,000.
+        self.page_size = 1000
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -191,9 +197,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "RevisionNotFound", f"Invalid rev id: {rest}")
         elif "/tree/" in path:
             entries = [_entry(name, content) for name, content in sorted(repo.commits[commit].items())]
-            self._json(entries + self.hub.extra_tree_entries)
+            self._page(entries + self.hub.extra_tree_entries)
         else:
             self._json({"id": repo_id, "modelId": repo_id, "sha": commit, "private": repo.private})
+
+    def _page(self, entries: list[dict[str, Any]]) -> None:
+        """A part of a listing, and where the next one is."""
+        url = urlsplit(self.path)
+        begin = int(parse_qs(url.query).get("cursor", ["0"])[0])
+        end = begin + self.hub.page_size
+        more = end < len(entries)
+        link = {"Link": f'<{self.hub.url}{url.path}?recursive=true&cursor={end}>; rel="next"'} if more else {}
+        self._json(entries[begin:end], link)
 
     def _resolve(self, path: str, token: str | None, fault: Fault | None) -> None:
         repo_id, _, rest = path.removeprefix("/").partition("/resolve/")
@@ -247,8 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
         value = self.headers.get("Range", "")
         return int(value.removeprefix("bytes=").partition("-")[0]) if value.startswith("bytes=") else 0
 
-    def _json(self, value: Any) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _refuse(self, status: int, code: str | None, message: str) -> None:
         headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})

@@ -32,7 +32,9 @@ def engine_logits(
                 begin = output.begin[item.sequence]
                 logits = engine.model.logits(output.hidden[begin : begin + item.num_new]).float().cpu()
                 for i in range(item.num_new):
-                    rows[item.sequence.request_id, item.sequence.num_computed + i] = logits[i]
+                    # NaN stands for a row that was not computed: one that was and is no number must not pass for it.
+                    row = logits[i].masked_fill(logits[i].isnan(), float("inf"))
+                    rows[item.sequence.request_id, item.sequence.num_computed + i] = row
         return output
 
     engine.runner.run = recording
@@ -62,10 +64,12 @@ def transformers_logits(
 
 
 def worst_difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """The largest absolute difference, over the rows that were computed."""
+    """The largest absolute difference, over the rows that were computed; infinite where one side is no number."""
     worst = 0.0
     for ours, theirs in zip(found, expected, strict=True):
         computed = ~ours.isnan().all(-1)
         assert computed.any(), "no row was computed"
-        worst = max(worst, (ours[computed] - theirs[computed]).abs().max().item())
+        ours, theirs = ours[computed], theirs[computed]
+        difference = (ours - theirs).abs().masked_fill(ours == theirs, 0.0)
+        worst = max(worst, difference.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item())
     return worst

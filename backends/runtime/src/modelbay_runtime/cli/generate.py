@@ -48,6 +48,8 @@ def command(
     texts = _read_prompts(prompts)
     if system is not None and not as_chat:
         raise UsageError("--system is a message of a conversation: it needs --chat.")
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs is shown as data only: it needs --json.")
     sampling_params_from(options, {}, n=n, logprobs=logprobs)  # a bad value is refused before anything is loaded
     with interrupts_wait():
         from modelbay_runtime.llm import LLM

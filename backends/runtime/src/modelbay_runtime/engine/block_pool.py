@@ -48,9 +48,6 @@ class BlockPool:
         """The block with this content, held by somebody or free."""
         return self._block_of.get(key)
 
-    def is_free(self, block: int) -> bool:
-        return not self._references[block]
-
     def hold(self, blocks: Iterable[int]) -> None:
         """One more holder for each block (the null block is nobody's)."""
         for block in blocks:

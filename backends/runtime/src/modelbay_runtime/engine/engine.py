@@ -186,7 +186,8 @@ class Engine:
         for item in scheduled:
             item.sequence.num_computed += item.num_new
             self.kv.publish(item.sequence)
-        return [*self._finish_pooling(scheduled), *self._take_tokens(output)]
+        generated = self._take_tokens(output)  # first: where it raises, no output is lost that was taken already
+        return [*self._finish_pooling(scheduled), *generated]
 
     @staticmethod
     def _take_hidden(scheduled: list[Scheduled], output: StepOutput) -> None:

@@ -58,13 +58,6 @@ class CacheLayout:
             total += blocks
         return total
 
-    def lay_out(self, layer: int) -> tuple[int, int]:
-        """(group index, tensor index) of a layer."""
-        for index, group in enumerate(self.groups):
-            if layer in group.layers:
-                return index, group.layers.index(layer)
-        raise KeyError(layer)
-
 
 def plan_layout(specs: Mapping[int, KVSpec], block_size: int) -> CacheLayout:
     """Group the layers and find the page size.

@@ -85,7 +85,8 @@ class Sampler:
             random=None if params.greedy else self._generator(params.seed, ordinal, index),
             counts=TokenCounts(prompt_token_ids, self.vocab_size) if penalised else None,
             end_ids=np.array(end_ids, dtype=np.int64),
-            bad_words=bad_words,
+            # A word with a token that the model does not have cannot be generated.
+            bad_words=[word for word in bad_words if max(word, default=0) < self.vocab_size],
             bias_ids=np.array(list(params.logit_bias), dtype=np.int64),
             bias=np.array(list(params.logit_bias.values()), dtype=np.float32),
         )

@@ -79,8 +79,8 @@ def attention(
 def plan_decodes(step: Step, group: KVGroupStep, window: int | None, dtype: torch.dtype) -> list[Decodes]:
     """Split decoding sequences so that none is padded beyond `_MAX_PADDING` times its length."""
     lengths = step.seq_lens[: step.num_decodes] - group.first_position[: step.num_decodes]
-    order = sorted(range(step.num_decodes), key=lengths.tolist().__getitem__)
     host = lengths.tolist()
+    order = sorted(range(step.num_decodes), key=host.__getitem__)
     plans, begin = [], 0
     while begin < len(order):
         end = begin + 1

@@ -6,7 +6,8 @@ D head size, E value head size, H hidden size, I intermediate size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
+
+
+def knows_activation(facts: Mapping[str, Any]) -> str | None:
+    """The constraint of the reference: refused while the model is built, not at its first step."""
+    name = facts.get("activation")
+    return None if name in (None, *ACTIVATIONS) else f"it has no activation {name!r}, only {', '.join(ACTIVATIONS)}"
 
 
 def act_and_mul(x: torch.Tensor, activation: str) -> torch.Tensor:

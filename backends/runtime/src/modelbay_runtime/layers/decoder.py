@@ -7,6 +7,7 @@ Legend: T tokens, R rows, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,8 +54,6 @@ class DecoderLayer(nn.Module):
 
 class Decoder(nn.Module):
     """Embedding, layers, final norm."""
-
-    layer_class: type[DecoderLayer] = DecoderLayer
 
     def __init__(self, build: BuildContext, layer_class: type[DecoderLayer]) -> None:
         super().__init__()
@@ -107,4 +106,5 @@ class CausalLM(nn.Module):
         return self.lm_head(hidden)
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
-        return {module.layer: module.kv_spec for module in self.modules() if hasattr(module, "kv_spec")}
+        keeping: list[Any] = [module for module in self.modules() if hasattr(module, "kv_spec")]
+        return {module.layer: module.kv_spec for module in keeping}

@@ -24,7 +24,9 @@ class Rotary(nn.Module):
 
     def __init__(self, build: BuildContext, rope: RopeSpec, *, interleaved: bool = False) -> None:
         super().__init__()
-        inv_freq, factor = inverse_frequencies(rope, build.max_model_len, build.config.max_model_len)
+        # What the model was made for, not the length that is served: factors of the former must not follow the latter.
+        trained_len = build.config.get("max_position_embeddings", build.config.max_model_len)
+        inv_freq, factor = inverse_frequencies(rope, build.max_model_len, trained_len)
         with torch.device(build.device):
             angles = torch.outer(torch.arange(build.max_model_len, dtype=torch.float32), inv_freq.to(build.device))
             cos, sin = angles.cos() * factor, angles.sin() * factor

@@ -28,7 +28,7 @@ def inverse_frequencies(rope: RopeSpec, max_model_len: int, trained_len: int) ->
     """
     functions = {
         "default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "longrope": _longrope,
-        "llama3": _llama3, "proportional": None,
+        "llama3": _llama3,
     }  # fmt: skip
     function = functions.get(rope.type)
     if function is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from modelbay.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
@@ -18,11 +20,9 @@ class ParallelContext:
         """This rank's share of ``size``.
 
         Raises:
-            PlanError-like UsageError: it does not divide; the numbers are in the message.
+            UsageError: it does not divide; the numbers are in the message.
         """
         if size % self.tp_size:
-            from modelbay.errors import UsageError
-
             raise UsageError(f"{what} = {size} does not divide over tensor_parallel_size = {self.tp_size}.")
         return size // self.tp_size
 
