@@ -5,6 +5,7 @@
 #   make test-deep   the tests that take longer
 #   make docs        the documentation site, into site/
 #   make bench       measurements against other engines, into benchmarks/results/
+#   make matrix      try every architecture of Transformers, and rewrite docs/supported_models.md
 #   make reference   rewrite the generated part of docs/reference/
 #   make clean       remove everything that these commands made
 
@@ -27,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test test-deep docs bench reference clean
+.PHONY: help install demo lint test test-deep docs bench matrix reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -69,6 +70,9 @@ docs: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/compare.py --engines modelbay,hf --start \
 	    --model "$$($(BIN)/python -c 'from modelbay_testing.assets import smollm2_dir; print(smollm2_dir())')"
+
+matrix: $(INSTALLED)
+	$(BIN)/python -m modelbay_testing.matrix --workers $(JOBS)
 
 reference: $(INSTALLED)
 	$(BIN)/python docs/gen_cli.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -71,26 +70,22 @@ def select_architecture(
     """Choose the task and the architecture.
 
     Returns:
-        The task, the architecture's name as in the config (or as inferred), and the record that serves it, which has
+        The task, the architecture's name (config.architectures, which the config stage has filled), and the record that serves it, which has
         another name after a suffix conversion; None if no plugin registers one that does.
 
     Raises:
-        ArchitectureError: the config names none and none can be inferred; the architecture cannot do what was asked;
-            or it was written for another version of the model contract.
+        ArchitectureError: the architecture cannot do what was asked, or it was written for another version of the
+            model contract.
         PluginConflictError: two distributions register it.
     """
-    names, source = _names(config)
-    if names:
-        name, owned = _registered(names, plugins, args)
-    else:
-        owned = _inferred(config, plugins, args)
-        name, source = owned.value.name, f"inferred from model_type {config.model_type!r}"
-    rejected = _other_names(names, name) + _other_owners(name, owned, plugins)
+    name, owned = _registered(config.architectures, plugins, args)
+    rejected = _other_names(config.architectures, name) + _other_owners(name, owned, plugins)
     if owned is not None:
         owned, unfit = _fit(owned, plugins, args)
         rejected += unfit
     answer = name if owned is None or owned.value.name == name else f"{name}, served by {owned.value.name}"
     by = f"registered by {owned.owner}" if owned else "no plugin registers it"
+    source = config.sources.get("architectures", "config.json (architectures)")
     trace.decide("architectures", "architecture", answer, f"{source}; {by}", rejected=tuple(rejected))
     task = _decide_task(name, owned, args, trace)
     return task, name, owned
@@ -100,27 +95,6 @@ def suffix_task(name: str) -> str | None:
     """The task that the end of a class name tells, None if it tells none that is known."""
     split = _split(name)
     return split[2] if split else None
-
-
-def _names(config: ModelConfig) -> tuple[tuple[str, ...], str]:
-    """The names in the config, else in a nested one (C3), and where they stood."""
-    if config.architectures:
-        return tuple(config.architectures), "config.json: architectures"
-    for path, names in _nested(config.raw):
-        return names, f"config.json: {path}.architectures"
-    return (), ""
-
-
-def _nested(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The ``architectures`` of nested text configs, nearest first; not of vision or audio towers."""
-    children = [(k, v) for k, v in raw.items() if isinstance(v, Mapping) and k.endswith("_config")]
-    children = [(k, v) for k, v in children if not any(part in k for part in ("vision", "audio", "image", "quant"))]
-    for key, value in children:
-        names = value.get("architectures")
-        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
-            yield prefix + key, tuple(names)
-    for key, value in children:
-        yield from _nested(value, f"{prefix}{key}.")
 
 
 def _registered(names: tuple[str, ...], plugins: Plugins, args: EngineArgs) -> tuple[str, Owned[ArchSpec] | None]:
@@ -156,27 +130,6 @@ def _split(name: str) -> tuple[str, str, str] | None:
         if name.endswith(suffix) and name != suffix:
             return name.removesuffix(suffix), suffix, task
     return None
-
-
-def _inferred(config: ModelConfig, plugins: Plugins, args: EngineArgs) -> Owned[ArchSpec]:
-    """C3: the one registered architecture of this model type that does the task."""
-    wanted = "embed" if _wants_pooling(args) else "generate"
-    types = {config.model_type, getattr(config.text, "model_type", None)}
-    of_type = {o.value.name: o for o in plugins.all("architectures") if types & set(o.value.model_types)}
-    doing = [name for name, owned in of_type.items() if wanted in owned.value.tasks] or list(of_type)
-    if len(doing) == 1:
-        owned = plugins.get("architectures", doing[0])
-        assert owned is not None
-        return owned
-    missing = f'config.json has no "architectures", and model_type {config.model_type!r} with the task {wanted!r}'
-    hint = 'Name it: --hf-overrides \'{"architectures": ["…"]}\'.'
-    if doing:
-        raise ArchitectureError(f"{missing} fits several: {', '.join(sorted(doing))}.", hint=hint)
-    known = sorted({model_type for o in plugins.all("architectures") for model_type in o.value.model_types})
-    raise ArchitectureError(
-        f"{missing} is served by no installed plugin (model types: {', '.join(known) or 'none'}).",
-        hint=f"{hint} {plugins.absent_hint('architectures', config.model_type)}",
-    )
 
 
 def _fit(owned: Owned[ArchSpec], plugins: Plugins, args: EngineArgs) -> tuple[Owned[ArchSpec] | None, list[Rejected]]:

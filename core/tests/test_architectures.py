@@ -31,7 +31,9 @@ def plugins(
 
 
 def config(*names: str, model_type: str = "foo", raw: dict[str, Any] | None = None) -> Any:
-    return SimpleNamespace(architectures=names, model_type=model_type, raw=raw or {}, text=SimpleNamespace())
+    return SimpleNamespace(
+        sources={}, architectures=names, model_type=model_type, raw=raw or {}, text=SimpleNamespace()
+    )
 
 
 def select(cfg: Any, installed: Plugins, trace: Trace | None = None, **kwargs: Any) -> tuple[str, str, str | None]:
@@ -127,35 +129,6 @@ def test_a1_a_classifier_is_not_turned_into_an_embedder() -> None:
 def test_contradicting_arguments_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match="contradicts runner=generate"):
         select(config("FooForCausalLM"), plugins(CAUSAL), runner="generate", convert="embed")
-
-
-def test_c3_absent_names_are_inferred_from_model_type_and_task() -> None:
-    installed = plugins(CAUSAL, arch("FooForSequenceClassification", model_types=("foo",), tasks=("classify",)))
-    trace = Trace()
-    assert select(config(), installed, trace)[:2] == ("generate", "FooForCausalLM")
-    assert "inferred from model_type 'foo'" in trace.find("architecture").source
-
-
-def test_c3_the_nested_text_config_is_looked_into() -> None:
-    raw = {
-        "vision_config": {"architectures": ["VisionModel"]},
-        "thinker_config": {"text_config": {"architectures": ["FooForCausalLM"]}},
-    }
-    trace = Trace()
-    assert select(config(raw=raw), plugins(CAUSAL), trace)[1] == "FooForCausalLM"
-    assert "thinker_config.text_config.architectures" in trace.find("architecture").source
-
-
-def test_c3_what_cannot_be_inferred_says_what_is_missing() -> None:
-    with pytest.raises(ArchitectureError) as caught:
-        select(config(model_type="quux"), plugins(CAUSAL))
-    message = str(caught.value)
-    assert "model_type 'quux'" in message
-    assert "model types: foo" in message
-    assert "--hf-overrides" in message
-    two = plugins(CAUSAL, arch("FooV2ForCausalLM", model_types=("foo",)))
-    with pytest.raises(ArchitectureError, match="fits several: FooForCausalLM, FooV2ForCausalLM"):
-        select(config(), two)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,12 @@ class Fake:
 def model(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The config of the model that every reference leads to; a test changes it."""
     config = SimpleNamespace(
-        architectures=("FooForCausalLM",), model_type="foo", raw={}, text=SimpleNamespace(), quantization=None
+        sources={},
+        architectures=("FooForCausalLM",),
+        model_type="foo",
+        raw={},
+        text=SimpleNamespace(),
+        quantization=None,
     )
     seen: dict[str, Any] = {}
 

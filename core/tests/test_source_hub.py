@@ -131,6 +131,22 @@ def test_s1_a_listing_of_several_pages_is_read_to_its_end(hub: LocalHub) -> None
     assert set(find().names) == {"config.json", *names}
 
 
+def test_s2_case_12_the_tokenizer_comes_from_the_models_commit(hub: LocalHub) -> None:
+    from modelbay.args import EngineArgs
+    from modelbay.tokenizer.load import tokenizer_files
+
+    repo = hub.repo("org/name")
+    first = repo.commit(MODEL)
+    second = repo.commit({"tokenizer.json": '{"version": "newer"}'})
+    files = find(revision=first)
+    for named in ({}, {"tokenizer": "org/name"}):
+        args = EngineArgs.create("org/name", revision=first, **named)
+        found = tokenizer_files(files, [], args, Trace())
+        assert (found.commit, found.path("tokenizer.json").read_text()) == (first, "{}")  # type: ignore[union-attr]
+    args = EngineArgs.create("org/name", revision=first, tokenizer_revision="main")
+    assert tokenizer_files(files, [], args, Trace()).commit == second
+
+
 # -- processes at once
 
 

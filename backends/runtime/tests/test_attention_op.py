@@ -105,3 +105,13 @@ def test_a_stale_row_beyond_a_sequences_end_is_never_seen() -> None:
     for table, length in zip(group.block_tables.tolist(), step.context_lens, strict=True):
         cache[table[(length - 1) // BLOCK], (length - 1) % BLOCK + 1 :] = 1e4
     torch.testing.assert_close(attention(*arguments), before)
+
+
+def test_attention_written_out_gives_the_same_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = AttentionSpec(6, 2, 8, 8, 0.4, None, 2.0)
+    sinks = torch.randn(6, generator=torch.Generator().manual_seed(3))
+    arguments, (queries, keys, values) = make_case([(9, 9), (7, 20)], spec, torch.Generator().manual_seed(0))
+    monkeypatch.setattr("modelbay_runtime.kernels.attention.SCORE_ELEMENTS", 6 * 20 * 2)
+    found = attention(*arguments, sinks)
+    expected = torch.cat([slow_attention(q, k, v, spec, sinks) for q, k, v in zip(queries, keys, values, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

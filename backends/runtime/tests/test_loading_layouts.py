@@ -98,10 +98,13 @@ class TestTheModuleSays:
         assert torch.equal(model.attn.packed_qk.weight, qkv[:6].bfloat16())
         assert torch.equal(model.attn.v.weight, qkv[6:].bfloat16())
 
-    @pytest.mark.parametrize("prefix", ["", "gpt_neox."])
-    def test_w4_its_base_prefix(self, tmp_path, prefix):
+    @pytest.mark.parametrize("own", ["gpt_neox.", "backbone."])
+    @pytest.mark.parametrize("has_it", [True, False])
+    def test_w4_its_base_prefix(self, tmp_path, own, has_it):
+        """Case 31."""
+        prefix = own if has_it else ""
         save_file({f"{prefix}experts.gate_up": torch.ones(EXPERTS, 2 * ROWS, COLUMNS)}, tmp_path / "model.safetensors")
-        model = module(checkpoint_prefixes=("gpt_neox.",))
+        model = module(checkpoint_prefixes=(own,))
         load(tmp_path, model)
         assert model.experts.gate_up.sum() == EXPERTS * 2 * ROWS * COLUMNS
 

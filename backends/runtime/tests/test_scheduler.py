@@ -215,3 +215,41 @@ def test_everybody_finishes_within_budget_and_nothing_is_lost(
     assert len(goals) == 8
     assert all(sequence.status is Status.FINISHED for sequence in goals)
     assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
+
+
+@pytest.mark.parametrize("cut", range(12))
+@pytest.mark.parametrize("method", ["admit", "grow", "release", "holds"])
+def test_an_interrupt_anywhere_in_scheduling_leaks_nothing(
+    cut: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C arrives before or after any call to the KV manager; then everything can go on, or be dropped."""
+    scheduler = make_scheduler(9, seqs=3, tokens=12)
+    sequences = [make_sequence(length, str(i), 100 * i) for i, length in enumerate((9, 14, 5, 20))]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    original, calls = getattr(KVManager, method), iter(range(10**6))
+
+    def interrupted(self: KVManager, *args: Any) -> Any:
+        after = next(calls) == cut
+        result = original(self, *args)
+        if after:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(KVManager, method, interrupted)
+    for _ in range(6):
+        try:
+            compute(scheduler, scheduler.schedule())
+        except KeyboardInterrupt:
+            break
+    monkeypatch.undo()
+    scheduler.start_over()
+    waiting = list(scheduler.waiting)
+    assert sorted(s.request_id for s in waiting) == ["0", "1", "2", "3"]
+    assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
+    assert len(scheduler.schedule()) > 0
+    for sequence in sequences:
+        scheduler.finish(sequence)
+    assert not scheduler.has_work
+    assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
+    assert len(scheduler.kv._free_slots) == 3

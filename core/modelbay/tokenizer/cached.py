@@ -134,7 +134,17 @@ class CachedTokenizer:
     def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
         if not self.is_fast:  # type: ignore[attr-defined]
             return super()._encode_plus(*args, **kwargs)  # type: ignore[misc]
-        original = ORIGINAL_ENGINE in self.__dict__ and _needs_original(args, kwargs)
+        switched = ORIGINAL_ENGINE in self.__dict__
+        if not switched or _needs_original(args, kwargs):
+            return self._encode_on(switched, args, kwargs)
+        try:
+            return self._encode_on(False, args, kwargs)
+        except ValueError:
+            # A byte that the vocabulary lacks: the other engine refuses the text, the tokenizer itself drops the byte.
+            return self._encode_on(True, args, kwargs)
+
+    def _encode_on(self, original: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Encode on the present engine, or on the one that it replaced; settings of one call never reach another."""
         if not original and not _needs_settings(self, kwargs):
             return super()._encode_plus(*args, **kwargs)  # type: ignore[misc]
         state = self.__dict__[_STATE]

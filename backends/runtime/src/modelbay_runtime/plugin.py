@@ -56,9 +56,7 @@ def register_attention_kinds() -> list[AttentionKindSpec]:
 @hookimpl
 def register_kernels() -> list[KernelSpec]:
     reference = [
-        KernelSpec(
-            set="torch", op=op, target=target, devices=_DEVICES, constraint=_CONSTRAINTS.get(op), priority=0
-        )
+        KernelSpec(set="torch", op=op, target=target, devices=_DEVICES, constraint=_CONSTRAINTS.get(op), priority=0)
         for op, target in _REFERENCE.items()
     ]
     onednn = KernelSpec(

@@ -23,6 +23,7 @@ from modelbay_transformers.model import TransformersForCausalLM, TransformersMod
 from modelbay_transformers.pack import pack_linears
 from modelbay_transformers.plans import check_plans
 from modelbay_transformers.probe import ProbeResult, probe
+from modelbay_transformers.rotary import fix_rotary
 from modelbay_transformers.surgery import replace_head, replace_linears
 from modelbay_transformers.trials import replace_norms
 
@@ -56,6 +57,7 @@ def assemble(
     if check is not None:
         check(outer, base)
     check_plans(classes.config, base, resolution.trace, strict=check is not None)
+    fix_rotary(base, build.max_model_len, resolution.trace)
     found = probe(base, layer_count=resolution.config.num_layers, longest=build.max_model_len)
     _check_causality(found, resolution)
     holder = StepHolder()

@@ -153,8 +153,10 @@ def _fingerprint(module: nn.Module) -> tuple[Any, ...]:
     found = []
     for name, part in module.named_modules():
         for key, value in sorted(vars(part).items()):
-            if key != "layer_idx" and isinstance(value, (int, float, str, bool, tuple, type(None))):
-                found.append((name, key, repr(value)))
+            if key == "layer_idx" or key.startswith("_") or key == "config":
+                continue
+            plain = isinstance(value, (int, float, str, bool, tuple, list, dict, type(None)))
+            found.append((name, key, repr(value) if plain else id(value) if callable(value) else type(value)))
     return tuple(found)
 
 

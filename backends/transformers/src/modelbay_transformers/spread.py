@@ -26,7 +26,8 @@ _SMALL_TABLE = 1 << 20
 _MARK, _PLACE = "_modelbay_from", "_modelbay_place"
 #: Operations that use a number to pick an element rather than to compute with it.
 _PICKING = {_aten.index, _aten.index_put, _aten.index_put_, _aten.gather, _aten.scatter, _aten.index_select}
-_GIVEN, _OWN, _HIDDEN = "given positions", "own numbering", "hidden states"
+_GIVEN, _OWN, _HIDDEN, _LONGEST = "given positions", "own numbering", "hidden states", "longest position"
+_READING = {_aten._local_scalar_dense, _aten.is_nonzero, _aten.where}
 _FACTORIES = {_aten.arange, _aten.ones, _aten.zeros, _aten.full, _aten.scalar_tensor}
 _PRODUCTS = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
 _RUNNING = {_aten.cumsum, _aten.cumprod, _aten.logcumsumexp, _aten.roll, _aten.cummax}
@@ -84,6 +85,11 @@ class MetaSpreads(TorchDispatchMode):
         kwargs = kwargs or {}
         operands = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
         marks = frozenset[str]().union(*(getattr(item, _MARK, ()) for item in operands))
+        if _LONGEST in marks and func.overloadpacket in _READING:
+            raise BackendError(
+                f"{self.where()} depends on the longest position of the whole batch: "
+                "a request's output would depend on its neighbours."
+            )
         if any(_is_hidden(item) for item in operands):
             self._meet(func, args, operands, marks)
         if any(item.device.type == "meta" for item in operands):
@@ -93,6 +99,8 @@ class MetaSpreads(TorchDispatchMode):
         elif func.overloadpacket in _FACTORIES and _is_small(args, kwargs):
             kwargs = {**kwargs, "device": torch.device("cpu")}
         output = func(*args, **kwargs)
+        if func.overloadpacket in (_aten.max, _aten.amax) and _GIVEN in marks:
+            marks |= {_LONGEST}
         self._mark(operands, output, marks)
         return self._number(output) if func.overloadpacket is _aten.arange else output
 

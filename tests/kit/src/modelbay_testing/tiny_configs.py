@@ -119,7 +119,7 @@ def _shrink(cls: Any, overrides: Mapping[str, Any]) -> Any:
         values["head_dim"] = HEAD_SIZE
     values.update(_layers(default, names))
     values.update(_ids(default, names))
-    for name, sub in cls.sub_configs.items():
+    for name in cls.sub_configs:
         if name in default.__dict__ and default.__dict__[name] is not None:
             inner = type(default.__dict__[name])
             given = overrides.get(name, {})

@@ -164,11 +164,9 @@ class Engine:
         Raises:
             EngineError: logits that are no numbers, or a cache too small for one sequence.
         """
-        scheduled = self.scheduler.schedule()
-        if not scheduled:
-            return []
         try:
-            return self._compute(scheduled)
+            scheduled = self.scheduler.schedule()
+            return self._compute(scheduled) if scheduled else []
         except BaseException as error:
             self.scheduler.start_over()
             if isinstance(error, EngineError):

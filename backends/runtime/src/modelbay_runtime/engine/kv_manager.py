@@ -52,12 +52,16 @@ class KVManager:
         """Give a waiting sequence a table row and whatever of its prefix is cached; False if no row is free."""
         if not self._free_slots:
             return False
-        sequence.slot = self._free_slots.pop()
         holdings = [_Holding() for _ in self.layout.groups]
         self._holdings[sequence] = holdings
+        sequence.slot = self._free_slots.pop()
         if self.prefix_caching and sequence.reads_prefix_cache:
             self._take_prefix(sequence, holdings)
         return True
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the sequence has a row (admitted, and not released since)."""
+        return sequence in self._holdings
 
     def _take_prefix(self, sequence: Sequence, holdings: list[_Holding]) -> None:
         hit = self._longest_prefix(sequence)
@@ -152,6 +156,8 @@ class KVManager:
         for holding in self._holdings.pop(sequence):
             # Last blocks first: the beginning of a prompt is what others are likely to share.
             self.pool.release(reversed(holding.blocks[holding.first :]))
+        if sequence.slot < 0:  # admission was cut short before it got a row
+            return
         for table in self._tables:
             # Whoever is padded with the rest of this row must not read blocks that are another's by then.
             table[sequence.slot] = NULL_BLOCK

@@ -12,6 +12,7 @@ from modelbay.args import EngineArgs
 from modelbay.config import ModelConfig
 from modelbay.errors import EngineError
 from modelbay_runtime.engine.kv_layout import CacheLayout
+from modelbay_runtime.kernels.attention import SCORE_ELEMENTS
 
 #: cgroup v2 and v1: a container's own limit, which the machine's free memory does not show. Folder, limit, usage, and
 #: the line of memory.stat that says how much of the usage are files that the kernel drops when memory is wanted.
@@ -61,11 +62,14 @@ def step_tokens(args: EngineArgs, max_model_len: int) -> int:
 
 
 def step_bytes(config: ModelConfig, args: EngineArgs, itemsize: int) -> int:
-    """An upper estimate of one step's activations: the widest layer's tensors, and float32 logits twice."""
+    """An estimate of the most that one step's activations take: the widest layer's tensors, the mask of a chunk over a
+    whole context, one sequence's keys and values gathered, a block of scores, and float32 logits twice."""
     tokens = step_tokens(args, config.max_model_len)
     width = 4 * config.hidden_size + 3 * (config.intermediate_size or 4 * config.hidden_size)
     width += 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_size
-    return tokens * width * itemsize + args.max_num_seqs * config.vocab_size * 8
+    context = tokens + 2 * (config.num_kv_heads or 1) * config.head_size
+    elements = tokens * width + config.max_model_len * context
+    return elements * itemsize + 4 * SCORE_ELEMENTS + args.max_num_seqs * config.vocab_size * 8
 
 
 def plan_cache(

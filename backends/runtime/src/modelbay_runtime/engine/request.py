@@ -70,10 +70,17 @@ class Request:
             text=sequence.text.text if sequence.text is not None else "",
             token_ids=list(sequence.output_ids),
             cumulative_logprob=sum(entry.logprob for entry in sequence.logprobs) if wanted else None,
-            logprobs=[entry.to_dict(detokenizer.token_text) for entry in sequence.logprobs] if wanted else None,
+            logprobs=list(self._shown_logprobs(sequence, detokenizer)) if wanted else None,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
         )
+
+    @staticmethod
+    def _shown_logprobs(sequence: Sequence, detokenizer: Detokenizer) -> list[dict[int, Logprob]]:
+        """Each entry is made once, however often a stream shows it."""
+        shown = sequence.shown_logprobs
+        shown += [entry.to_dict(detokenizer.token_text) for entry in sequence.logprobs[len(shown) :]]
+        return shown
 
     def _prompt_logprobs(self, detokenizer: Detokenizer) -> list[dict[int, Logprob] | None] | None:
         if not isinstance(self.params, SamplingParams) or self.params.prompt_logprobs is None:

@@ -70,10 +70,10 @@ class Scheduler:
             if not wanted:
                 position += 1
                 continue
-            if not self._make_room(sequence, wanted):
-                preempted = True
+            fits, victims = self._make_room(sequence, wanted)
+            preempted = preempted or victims > 0
+            if not fits:
                 break
-            preempted = preempted or self._was_preempted
             scheduled.append(Scheduled(sequence, wanted))
             budget -= wanted
             position += 1
@@ -95,23 +95,26 @@ class Scheduler:
             return 0
         return min(wanted, budget)
 
-    def _make_room(self, sequence: Sequence, wanted: int) -> bool:
-        """Blocks for a running sequence, preempting the latest arrivals; False if it had to go itself."""
-        self._was_preempted = False
+    def _make_room(self, sequence: Sequence, wanted: int) -> tuple[bool, int]:
+        """Blocks for a running sequence, preempting the latest arrivals.
+
+        Returns:
+            Whether it has them (not if it had to go itself), and how many were preempted.
+        """
+        victims = 0
         while not self.kv.grow(sequence, wanted):
             victim = self.running[-1]
             self.preempt(victim)
-            self._was_preempted = True
+            victims += 1
             if victim is sequence:
-                return False
-        return True
+                return False, victims
+        return True, victims
 
     def _admit(self, scheduled: list[Scheduled], budget: int) -> None:
-        held_back: list[Sequence] = []
-        while self.waiting and budget and len(self.running) < self.max_seqs:
-            sequence = self.waiting[0]
+        for sequence in list(self.waiting):
+            if not budget or len(self.running) >= self.max_seqs:
+                break
             if self._waits_for_leader(sequence):
-                held_back.append(self.waiting.popleft())
                 continue
             if not self.kv.admit(sequence):
                 break
@@ -120,12 +123,11 @@ class Scheduler:
                 self.kv.release(sequence)
                 sequence.num_computed = 0
                 break
-            self.waiting.popleft()
-            sequence.status = Status.RUNNING
             self.running.append(sequence)
+            self.waiting.remove(sequence)
+            sequence.status = Status.RUNNING
             scheduled.append(Scheduled(sequence, wanted))
             budget -= wanted
-        self.waiting.extendleft(reversed(held_back))
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
         """A sibling waits until the prompt that it shares is computed, and then finds it in the prefix cache."""
@@ -136,24 +138,35 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks; it starts over from its tokens, prompt and output, when there is room."""
-        self.running.remove(sequence)
-        self.kv.release(sequence)
-        sequence.num_computed = 0
-        sequence.status = Status.WAITING
-        self.waiting.appendleft(sequence)
+        self.waiting.appendleft(sequence)  # first: an interrupt in between must not lose it
+        self._take_back(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     def start_over(self) -> None:
-        """Preempt everything, the first arrival in front: a step was cut short, and what it wrote is not known."""
+        """Nothing runs, the first arrival stands in front: a step was cut short, and what it wrote is not known.
+
+        It may have been cut short anywhere, as by Ctrl-C, so what a sequence holds is asked of the KV manager.
+        """
         for sequence in list(reversed(self.running)):
-            self.preempt(sequence)
+            if sequence not in self.waiting:
+                self.waiting.appendleft(sequence)
+        for sequence in self.waiting:
+            self._take_back(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence is done, by itself or because the caller does not want it any more."""
-        if sequence.status is Status.RUNNING:
-            self.running.remove(sequence)
-            self.kv.release(sequence)
-        elif sequence.status is Status.WAITING and sequence in self.waiting:
+        self._take_back(sequence)
+        if sequence in self.waiting:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Out of the running, and its row and blocks are free, whatever state it was in."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if self.kv.holds(sequence):
+            self.kv.release(sequence)
+        if sequence.status is not Status.FINISHED:
+            sequence.status = Status.WAITING
+        sequence.num_computed = 0

@@ -10,7 +10,7 @@ from enum import Enum
 import torch
 
 from modelbay_runtime.engine.detokenizer import TextStream
-from modelbay_runtime.engine.outputs import TokenLogprobs
+from modelbay_runtime.engine.outputs import Logprob, TokenLogprobs
 from modelbay_runtime.engine.sampling_state import SamplingState
 
 
@@ -50,6 +50,7 @@ class Sequence:
     slot: int = -1
     status: Status = Status.WAITING
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    shown_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
     finish_reason: str | None = None

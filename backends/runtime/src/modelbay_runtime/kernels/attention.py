@@ -15,6 +15,9 @@ from modelbay_runtime.step import KVGroupStep, Step
 #: Sequences whose lengths differ by more than this factor are not padded to one length.
 _MAX_PADDING = 2.0
 
+#: Scores that attention written out holds at once, in float32 elements (64 MiB).
+SCORE_ELEMENTS = 1 << 24
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -195,9 +198,15 @@ def attend_rectangle(
         )
     assert not causal, "attention written out takes its mask as a tensor"
     groups = spec.num_heads // spec.num_kv_heads
-    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    keys, values = keys.float().repeat_interleave(groups, 1), values.float().repeat_interleave(groups, 1)
     heads = None if sinks is None else sinks.view(-1, 1, 1)
-    return _attend(queries, keys, values, mask, spec, heads)
+    # A few queries at a time: the scores of a long chunk over a long context would not fit anywhere.
+    rows = max(1, SCORE_ELEMENTS // (queries.shape[0] * queries.shape[1] * keys.shape[2]))
+    parts = [
+        _attend(part, keys, values, None if mask is None else mask[i * rows : (i + 1) * rows], spec, heads)
+        for i, part in enumerate(queries.split(rows, dim=2))
+    ]
+    return torch.cat(parts, 2)
 
 
 def causal_mask(

@@ -5,7 +5,6 @@ Legend: T tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Sequence
@@ -26,7 +25,8 @@ _OUTPUT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``outcome``: matches, refused, differs, or fails; ``difference`` is the largest one, absolute."""
+    """``outcome``: matches, refused, differs, or fails; ``difference`` is the largest one, absolute; ``example``: a
+    well-known checkpoint; ``note``: what a match is limited to."""
 
     task: str
     model_type: str
@@ -34,6 +34,8 @@ class Outcome:
     outcome: str
     reason: str = ""
     difference: float | None = None
+    example: str = ""
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
@@ -56,9 +58,10 @@ def attempt(case: Case, folder: Path) -> Outcome:
             return Outcome(*facts, "fails", "it builds, and no tiny copy of it can be made to compare it with")
         difference, scale = _compare(case, config, folder)
         matches = difference <= TOLERANCE * max(1.0, scale / 10)
-        return Outcome(*facts, "matches" if matches else "differs", "" if matches else f"scale {scale:.3g}", difference)
+        outcome, reason = ("matches", "") if matches else ("differs", f"values up to {scale:.3g}")
+        return Outcome(*facts, outcome, reason, float(f"{difference:.0e}"))
     except ModelbayError as error:
-        return Outcome(*facts, "fails", f"{type(error).__name__}: {error}")
+        return Outcome(*facts, "fails", f"{type(error).__name__}: {error.message}")
     except Exception as error:
         return Outcome(*facts, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
@@ -79,7 +82,7 @@ def _default(cls: Any) -> Any:
     try:
         return cls()
     except Exception:
-        return cls(hidden_size_per_layer_input=0)  # a class whose own defaults contradict each other
+        return cls(text_config={"hidden_size_per_layer_input": 0})  # a class whose own defaults contradict each other
 
 
 def refusal(folder: Path, case: Case) -> str | None:
@@ -91,7 +94,7 @@ def refusal(folder: Path, case: Case) -> str | None:
     try:
         build_model(resolve(str(folder), **arguments(case)))
     except ModelbayError as error:
-        return str(error)
+        return error.message
     return None
 
 
@@ -179,7 +182,3 @@ def _quiet() -> None:
     transformers.logging.set_verbosity_error()
     logging.getLogger("modelbay").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-
-
-def to_line(outcome: Outcome) -> str:
-    return json.dumps(outcome.to_dict())

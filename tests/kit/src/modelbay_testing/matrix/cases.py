@@ -11,11 +11,12 @@ TASKS = {"generate": "logits", "embed": "hidden states"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One architecture of one model type. ``overrides``: config values that make the class do this task."""
+    """One architecture of one model type. ``variant``: config values that make it another model than its default."""
 
     task: str
     model_type: str
     architecture: str
+    variant: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -27,10 +28,10 @@ class Case:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         if self.task != "generate":
-            return {}
+            return dict(self.variant)
         default = CONFIG_MAPPING[self.model_type]
         fields = getattr(default, "__dataclass_fields__", {})
-        values = {"is_decoder": True} if "is_decoder" in fields else {}
+        values: dict[str, Any] = {"is_decoder": True} if "is_decoder" in fields else {}
         # The classes for the decoder alone write this into their config.
         if self.architecture.endswith("ForCausalLM") and getattr(default, "is_encoder_decoder", False):
             values["is_encoder_decoder"] = False
@@ -49,19 +50,40 @@ def causal_models() -> list[Case]:
 
 
 def text_encoders() -> list[Case]:
-    """The base models of the masked language models, and those that Transformers lists as text encoders."""
+    """The base models of the masked language models, those that Transformers lists as text encoders, and decoders that
+    published checkpoints make read both ways."""
     from transformers.models.auto import modeling_auto as auto
 
     types = [*auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, *_OTHER_ENCODERS]
-    cases = []
-    for model_type in dict.fromkeys(types):
-        name = auto.MODEL_MAPPING_NAMES.get(model_type)
-        if name is not None and model_type not in _DECODERS:
-            cases.append(Case("embed", model_type, name if isinstance(name, str) else name[0]))
-    return cases
+    names = {model_type: auto.MODEL_MAPPING_NAMES.get(model_type) for model_type in types}
+    cases = [
+        Case("embed", model_type, name if isinstance(name, str) else name[0])
+        for model_type, name in names.items()
+        if name is not None and model_type not in _DECODERS
+    ]
+    return cases + [Case("embed", *both_ways) for both_ways in _BOTH_WAYS]
 
 
 #: Base models that read text both ways and are in neither list.
-_OTHER_ENCODERS: tuple[str, ...] = ()
+_OTHER_ENCODERS = ("splinter", "openai_privacy_filter", "embedding_gemma2_text")
 #: In the list of text encoders, and decoders all the same.
-_DECODERS = frozenset(("emu3", "llama4", "mllama", "molmo2_text"))
+_DECODERS = frozenset(("emu3", "llama4", "mllama", "molmo2_text", "clip_text_model", "tipsv2_text_model"))
+_NOT_CAUSAL = (("is_causal", False),)
+_BOTH_WAYS = (
+    ("qwen2", "Qwen2Model", _NOT_CAUSAL),
+    ("qwen3", "Qwen3Model", _NOT_CAUSAL),
+    ("llama", "LlamaModel", _NOT_CAUSAL),
+    ("mistral", "MistralModel", _NOT_CAUSAL),
+    ("gemma3_text", "Gemma3TextModel", (("use_bidirectional_attention", True),)),
+)
+
+#: What a match is limited to: said beside it.
+NOTES = {
+    "granitemoehybrid": "checkpoints with attention in every layer",
+    "llama4": "up to attention_chunk_size tokens",
+    "llama4_text": "up to attention_chunk_size tokens",
+    **dict.fromkeys(
+        ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"), "up to index_topk tokens"
+    ),
+    "mllama": "text alone",
+}

@@ -1,0 +1,30 @@
+"""One process that tries cases: names in, one line of JSON out for each. A crash is the parent's to see."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> None:
+    # Models print; what they print is not an answer.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    import torch
+
+    from modelbay_testing.matrix.attempt import attempt
+    from modelbay_testing.matrix.cases import all_cases
+
+    torch.set_num_threads(1)
+    cases = {case.name: case for case in all_cases()}
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = attempt(cases[line.strip()], Path(folder))
+        answers.write(json.dumps(outcome.to_dict()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
