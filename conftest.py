@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# The kit's checks are asserts outside of test files: without this a failure would not say what differed.
+pytest.register_assert_rewrite("modelbay_testing")
+
 _numbers = itertools.count()
 
 

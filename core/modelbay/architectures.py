@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import ArchitectureError, UsageError
 from modelbay.registry import Owned, Plugins
-from modelbay.specs import CONTRACT_VERSION, ArchSpec, Owner
+from modelbay.specs import CONTRACT_VERSION, ArchSpec, Owner, load_target
 from modelbay.trace import Rejected, Trace
 
 if TYPE_CHECKING:
@@ -64,14 +64,26 @@ def architectures(plugins: Plugins | None = None) -> list[Architecture]:
     return [_with_owner(owned) for owned in plugins.all("architectures")]
 
 
+def architectures_of_backends(plugins: Plugins) -> list[Architecture]:
+    """Those that no plugin registers and a modelling backend serves all the same, by what it says of itself; without
+    model code."""
+    registered = {owned.value.name for owned in plugins.all("architectures")}
+    found = []
+    for owned in plugins.all("modeling_backends"):
+        backend = load_target(owned.value.target)()
+        specs = backend.supported() if hasattr(backend, "supported") else []
+        found += [_with_owner(Owned(spec, owned.owner)) for spec in specs if spec.name not in registered]
+    return sorted(found, key=lambda arch: (arch.name, arch.owner.distribution))
+
+
 def select_architecture(
     config: ModelConfig, plugins: Plugins, args: EngineArgs, trace: Trace
 ) -> tuple[str, str, Owned[ArchSpec] | None]:
     """Choose the task and the architecture.
 
     Returns:
-        The task, the architecture's name (config.architectures, which the config stage has filled), and the record that serves it, which has
-        another name after a suffix conversion; None if no plugin registers one that does.
+        The task, the architecture's name (of ``config.architectures``, which the config stage has filled), and the
+        record that serves it, which has another name after a suffix conversion; None if no plugin registers one.
 
     Raises:
         ArchitectureError: the architecture cannot do what was asked, or it was written for another version of the

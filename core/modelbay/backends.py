@@ -52,6 +52,9 @@ class ModelingBackend(Protocol):
         """The module, its parameters on ``build.device`` (meta when explaining); ``build`` is a
         `modelbay_runtime.api.BuildContext`. Every decision goes to ``resolution.trace``."""
 
+    # A backend may offer ``supported() -> list[ArchSpec]``: the architectures that it serves without a plugin that
+    # registers them, for ``list-archs --all``; it reads data and imports no model code.
+
     def dry_run(self, resolution: Resolution) -> None:
         """Walk build, plan and kernels on the meta device, for ``explain``: same functions, no weights."""
 

@@ -57,7 +57,8 @@ def resolve(model: str, **kwargs: Any) -> Resolution:
 
 def engine_args(model: str, kwargs: Mapping[str, Any], settings: Settings, trace: Trace) -> EngineArgs:
     """The arguments as given, over those of the config file; the trace says which came from there."""
-    for name in sorted(settings.args.keys() - kwargs.keys()):
+    given = {name for name, value in kwargs.items() if value is not None}
+    for name in sorted(settings.args.keys() - given):
         trace.decide("plugins", f"argument {name}", settings.args[name], str(settings.path))
     return EngineArgs.create(model, **settings.with_defaults(kwargs))
 

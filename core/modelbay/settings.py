@@ -33,8 +33,8 @@ class Settings:
     model_impl: Mapping[str, str] = field(default_factory=dict)
 
     def with_defaults(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Engine arguments: those given, over those of the file."""
-        return {**self.args, **kwargs}
+        """Engine arguments: those given, over those of the file. None is not given."""
+        return {**self.args, **{name: value for name, value in kwargs.items() if value is not None}}
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:

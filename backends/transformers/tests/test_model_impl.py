@@ -10,7 +10,7 @@ import pytest
 
 from modelbay import LLM, SamplingParams, resolve
 from modelbay.cli.main import run
-from modelbay.errors import ModelbayError
+from modelbay.errors import ArchitectureError, ModelbayError
 from modelbay_testing.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -96,3 +96,11 @@ def test_a1_the_flag(llama: str, capsys: pytest.CaptureFixture[str], config_file
 def test_a1_an_unknown_one_is_a_usage_error(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", llama, "--model-impl", "transformer"]) == 2
     assert "unknown model_impl 'transformer'" in capsys.readouterr().err
+
+
+def test_a_class_that_transformers_does_not_have_is_refused_though_it_knows_the_type(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model", "llama", tokenizer=False)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["FooForCausalLM"]}))
+    with pytest.raises(ArchitectureError, match="no class FooForCausalLM"):
+        resolve(str(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from modelbay.architectures import Architecture, architectures
+from modelbay.architectures import Architecture, architectures, architectures_of_backends
 from modelbay.cli.group import global_options
 from modelbay.cli.output import print_json, print_table
 from modelbay.registry import canonical
@@ -15,13 +15,17 @@ from modelbay.specs import TASKS
 @click.option("--task", type=click.Choice(TASKS), help="Only those that serve this task.")
 @click.option("--model-type", metavar="TYPE", help="Only those of this model_type.")
 @click.option("--owner", metavar="DIST", help="Only those of this distribution.")
+@click.option("--all", "everything", is_flag=True, help="Also those that only a backend serves (transformers).")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
 @click.pass_context
-def command(ctx: click.Context, task: str | None, model_type: str | None, owner: str | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, task: str | None, model_type: str | None, owner: str | None, everything: bool, as_json: bool
+) -> None:
     """List the architectures that the installed plugins serve, with their owners."""
+    plugins = global_options(ctx).plugins()
     listed = [
         arch
-        for arch in architectures(global_options(ctx).plugins())
+        for arch in architectures(plugins) + (architectures_of_backends(plugins) if everything else [])
         if task in (None, *arch.tasks)
         and model_type in (None, *arch.model_types)
         and (owner is None or canonical(owner) == canonical(arch.owner.distribution))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from modelbay.backends import Verdict
 from modelbay.errors import BackendError, ModelbayError
+from modelbay_transformers.refusals import REFUSED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,9 +30,15 @@ class TransformersBackend:
         """From what the config names alone; whether the model's code is compatible is for `build` to probe."""
         if config.raw.get("is_encoder_decoder"):
             return Verdict(False, "encoder-decoder models are not served")
-        if known_to_transformers(config.model_type):
-            return Verdict(True, f"Transformers has model_type {config.model_type}")
-        return Verdict(False, f"Transformers has no model_type {config.model_type}")
+        if config.model_type in REFUSED:
+            return Verdict(False, REFUSED[config.model_type])
+        if not known_to_transformers(config.model_type):
+            return Verdict(False, f"Transformers has no model_type {config.model_type}")
+        if not has_class(config.architectures):
+            # Another class of the same type would run, and give something else than what the checkpoint is for.
+            names = " or ".join(config.architectures)
+            return Verdict(False, f"Transformers has model_type {config.model_type}, but no class {names}")
+        return Verdict(True, f"Transformers has model_type {config.model_type}")
 
     def build(self, resolution: Resolution, build: BuildContext) -> nn.Module:
         """The wrapped module, parameters on meta.
@@ -51,6 +59,12 @@ class TransformersBackend:
                 f"{resolution.architecture} raised {type(error).__name__} while it was built: {text}"
             ) from error
 
+    def supported(self) -> list[ArchSpec]:
+        """The architectures of Transformers that were run and compared with it; see docs/supported_models.md."""
+        from modelbay_transformers.supported import supported
+
+        return supported()
+
     def dry_run(self, resolution: Resolution) -> None:
         from modelbay_runtime.build import build_model
 
@@ -62,3 +76,11 @@ def known_to_transformers(model_type: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
+
+
+def has_class(names: Iterable[str]) -> bool:
+    """Whether Transformers has a class of one of these names (table of names; no torch)."""
+    import transformers
+
+    known = set(dir(transformers))
+    return any(name in known for name in names)

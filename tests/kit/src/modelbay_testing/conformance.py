@@ -13,6 +13,7 @@ one fails when the class is made, so that a family cannot quietly stop conformin
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,6 +34,18 @@ _LENGTHS = (1, 5, 16, 33, 120)
 def _prompts(vocab_size: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in _LENGTHS]
+
+
+def _styles(model: torch.nn.Module) -> dict[str, str]:
+    """Logical name -> "colwise", "rowwise" or "replicated": sections of a packed layer are colwise."""
+    styles = {}
+    for name, module in model.named_modules():
+        parent = name.rpartition(".")[0]
+        for section in getattr(module, "packed", ()):
+            styles[f"{parent}.{section.name}"] = "colwise"
+        if hasattr(module, "style"):
+            styles[name] = module.style
+    return styles
 
 
 class ModelConformance:
@@ -105,6 +118,20 @@ class ModelConformance:
             preemptions = llm.engine.scheduler.num_preemptions
         assert crowded == alone
         assert preemptions > 0
+
+    def test_the_tensor_parallel_plan_says_what_the_layers_are(self, tmp_path: Path) -> None:
+        """Every pattern of the ArchSpec's plan names layers of some variant, and they are of that style."""
+        named: dict[str, set[str]] = {}
+        for variant in self.variants:
+            with self.load(self.checkpoint(tmp_path, variant)) as llm:
+                plan = llm.resolution.arch.tp_plan
+                styles = llm.apply_model(_styles)[0]
+            assert plan, "a family says how it is split"
+            for pattern in plan:
+                expression = re.compile(r"(model\.)?" + re.escape(pattern).replace(r"\*", r"[^.]+"))
+                found = {style for name, style in styles.items() if expression.fullmatch(name)}
+                named.setdefault(pattern, set()).update(found)
+        assert {pattern: {style} for pattern, style in plan.items()} == named
 
     def test_every_tensor_is_accounted_for(self, variant: str, tmp_path: Path) -> None:
         with self.load(self.checkpoint(tmp_path, variant)) as llm:

@@ -86,7 +86,16 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "dots3_note_text": {"num_key_value_heads": HEADS},
-    "dots3_note": {"text_config": {"num_key_value_heads": HEADS}},
+    "dots3_note": {
+        "text_config": {"num_key_value_heads": HEADS},
+        "vision_config": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN},
+        "audio_config": {"adapter_input_size": HIDDEN, "adapter_out_dim": HIDDEN},
+    },
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    **dict.fromkeys(
+        ("qwen4_exp_text", "qwen4_exp"),
+        {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 4},
+    ),
     "esmc": {"num_key_value_heads": HEADS},
     "esm": {"vocab_size": VOCAB_SIZE, "pad_token_id": 1, "mask_token_id": 250, "position_embedding_type": "rotary"},
     # Chunks as long as a sequence may be: what is served of it.
@@ -107,7 +116,7 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
 
 
 def _shrink(cls: Any, overrides: Mapping[str, Any]) -> Any:
-    default = cls()
+    default = _default(cls, overrides)
     names = _names(default)
     values = {name: _BY_NAME[name] for name in names if name in _BY_NAME and _is_size(default, name)}
     if "kv_lora_rank" in names:
@@ -126,6 +135,13 @@ def _shrink(cls: Any, overrides: Mapping[str, Any]) -> Any:
             values[name] = _shrink(inner, given) if isinstance(given, Mapping) else given
     kept = {name: value for name, value in overrides.items() if name not in cls.sub_configs}
     return cls(**{**values, **kept})
+
+
+def _default(cls: Any, overrides: Mapping[str, Any]) -> Any:
+    try:
+        return cls()
+    except Exception:  # a class whose own defaults contradict each other
+        return cls(**overrides)
 
 
 def _names(default: Any) -> list[str]:

@@ -6,6 +6,7 @@ Legend: T tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -94,7 +95,9 @@ def refusal(folder: Path, case: Case) -> str | None:
     try:
         build_model(resolve(str(folder), **arguments(case)))
     except ModelbayError as error:
-        return error.message
+        # Of a refusal by every backend, what this one says.
+        said = re.search(r": transformers: (.*?)(?:; \w+: |$)", error.message)
+        return said[1] if said else error.message
     return None
 
 
