@@ -6,8 +6,10 @@ Each field carries its help text; the CLI makes a flag with dashes of it, so a n
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from modelbay.errors import UsageError
@@ -86,6 +88,8 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name} must be a positive integer, got {value!r}.")
+        for entry in dataclasses.fields(self):
+            _check_type(entry.name, getattr(self, entry.name), str(entry.type))
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}.")
         for entry in dataclasses.fields(self):
@@ -107,7 +111,31 @@ class EngineArgs:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
                 raise UsageError(f"unknown engine argument {name!r}.", hint=hint)
+        if not isinstance(model, str | os.PathLike):
+            raise UsageError(f"the model must be a directory, a file or a hub id, got {model!r}.")
         return cls(model=str(model), **{name: value for name, value in kwargs.items() if value is not None})
 
     def replace(self, **changes: Any) -> EngineArgs:
         return dataclasses.replace(self, **changes)
+
+
+#: What a field of each declared type takes, and its name in the message. torch's own objects may stand for their names.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "an integer"),
+    "float": (Real, "a number"),
+    "str": (str | os.PathLike, "a string"),
+    "Mapping[str, Any]": (Mapping, "a mapping"),
+    "Mapping[str, str]": (Mapping, "a mapping"),
+}
+_TORCH_OBJECTS = ("dtype", "device")
+
+
+def _check_type(name: str, value: Any, annotation: str) -> None:
+    """A string that happens to be true must not switch anything on, least of all trust."""
+    kind = annotation.removesuffix(" | None")
+    if value is None or kind not in _KINDS or name in _TORCH_OBJECTS:
+        return
+    expected, words = _KINDS[kind]
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "bool"):
+        raise UsageError(f"{name} must be {words}, got {value!r}.")

@@ -288,7 +288,8 @@ def _differences(locked: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
     """Everything that differs, in words, what explains the rest first."""
     for section, what in (("versions", ""), ("plugins", "plugin "), ("args", "argument "), ("resolution", "")):
         for name in {**locked[section], **now[section]}:
-            before, here = locked[section].get(name), now[section].get(name)
+            unsaid = _default(name) if section == "args" and name in _PINNED else None
+            before, here = locked[section].get(name, unsaid), now[section].get(name, unsaid)
             if before != here:
                 yield f"{what}{name}: locked {_said(before)}, here {_said(here)}"
     before, here = dict(_repositories(locked)), dict(_repositories(now))

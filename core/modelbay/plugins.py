@@ -127,6 +127,8 @@ def _core() -> _Found:
 
 
 def _select(names: Sequence[str | ModuleType] | None) -> _Selection:
+    if names is not None and not isinstance(names, Sequence):
+        raise UsageError(f"plugins must be a list of names and modules, got {names!r}.")
     modules = tuple(name for name in names or () if isinstance(name, ModuleType))
     strings = tuple(name for name in names or () if isinstance(name, str))
     if isinstance(names, str) or len(modules) + len(strings) != len(names or ()):
@@ -206,8 +208,10 @@ def _load_one(found: _Found) -> Registration:
         return read_plugin(found.load(), found.owner.plugin)
     except Exception as error:
         return Registration(error=error)
-    except SystemExit as error:
-        return Registration(error=PluginError(f"SystemExit: {error}"))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # SystemExit, or the panic of an extension module
+        return Registration(error=PluginError(f"{type(error).__name__}: {error}"))
 
 
 def _preferences(settings: Settings, prefer: Mapping[str, str] | None) -> dict[str, Preference]:

@@ -7,6 +7,7 @@ or inside it, ``rotary_pct``. Here they all become ``rope_parameters`` (flat, or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,9 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
+#: Keys that a known type divides by or takes the logarithm of, and further ones that are numbers.
+_POSITIVE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+_NUMBERS = ("attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale")
 #: Types that stretch a trained length, and therefore need to know it.
 NEEDS_ORIGINAL_LENGTH = ("yarn", "longrope", "llama3")
 #: Types for which ``max_position_embeddings`` is the trained length, before stretching.
@@ -239,13 +243,44 @@ def _spec(parameters: Mapping[str, Any], defaults: RopeDefaults, head_size: int)
     missing = [key for key in REQUIRED.get(kind, ()) if key not in values]
     if missing:
         raise ConfigError(f"the config's RoPE of type {kind!r} lacks {', '.join(missing)}.")
-    theta = values.pop("rope_theta", None) or defaults.theta or 10_000.0
-    if not isinstance(theta, int | float) or theta <= 0:
+    theta = values.pop("rope_theta", None)
+    theta = next((value for value in (theta, defaults.theta) if value is not None), 10_000.0)
+    if not _is_number(theta) or theta <= 0:
         raise ConfigError(f"the config's rope_theta must be a positive number, got {theta!r}.")
     partial = values.pop("partial_rotary_factor", None)
+    if kind in REQUIRED:
+        _check_numbers(kind, values)
     if kind in NEEDS_ORIGINAL_LENGTH:
         _set_original_length(values, kind, defaults)
     return RopeSpec(kind, float(theta), _rotary_dim(partial, defaults, head_size), values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_numbers(kind: str, values: Mapping[str, Any]) -> None:
+    """What a known type computes with. A zero or a NaN among it would turn every position into another one, quietly."""
+    where = f"the config's RoPE of type {kind!r}"
+    for key in _POSITIVE:
+        value = values.get(key)
+        if value is not None and not (_is_number(value) and value > 0):
+            raise ConfigError(f"{where} must have a positive number as {key}, got {value!r}.")
+    for key in _NUMBERS:
+        value = values.get(key)
+        if value is not None and not _is_number(value):
+            raise ConfigError(f"{where} must have a number as {key}, got {value!r}.")
+    for key in REQUIRED["longrope"]:
+        value = values.get(key)
+        if value is not None and not (
+            isinstance(value, list | tuple) and all(_is_number(item) and item > 0 for item in value)
+        ):
+            raise ConfigError(f"{where} must have a list of positive numbers as {key}.")
+    if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
+        raise ConfigError(
+            f"{where} has low_freq_factor {values['low_freq_factor']}, which is not below "
+            f"high_freq_factor {values['high_freq_factor']}."
+        )
 
 
 def _set_original_length(values: dict[str, Any], kind: str, defaults: RopeDefaults) -> None:
@@ -263,6 +298,8 @@ def _rotary_dim(partial: float | None, defaults: RopeDefaults, head_size: int) -
         partial = defaults.partial
     if partial is None:
         dim = defaults.rotary_dim if defaults.rotary_dim is not None else head_size
+    elif not _is_number(partial):
+        raise ConfigError(f"the config's partial_rotary_factor must be a number, got {partial!r}.")
     else:
         dim = int(head_size * partial)
     if not 0 < dim <= head_size:

@@ -111,13 +111,13 @@ def _engine_args(data: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
     refused = sorted(_NOT_IN_FILE & args.keys())
     if refused:
         raise UsageError(f"[args] in {path} cannot hold {', '.join(refused)}.")
+    for entry in dataclasses.fields(EngineArgs):
+        if entry.name in args and not _fits(args[entry.name], str(entry.type)):
+            raise UsageError(f"[args] {entry.name} in {path} must be {entry.type}, got {args[entry.name]!r}.")
     try:
         EngineArgs.create("", **args)
     except (UsageError, TypeError) as error:
         raise UsageError(f"[args] in {path}: {error}") from error
-    for entry in dataclasses.fields(EngineArgs):
-        if entry.name in args and not _fits(args[entry.name], str(entry.type)):
-            raise UsageError(f"[args] {entry.name} in {path} must be {entry.type}, got {args[entry.name]!r}.")
     return args
 
 

@@ -130,6 +130,8 @@ def _read_json_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}).", hint="Download the file again.") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply to be a config.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"{path}: not JSON that can be read: {error}.") from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}.") from error
     if not isinstance(value, dict):

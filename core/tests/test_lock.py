@@ -188,7 +188,7 @@ def test_a_setting_that_contradicts_the_lock_is_refused(tmp_path: Path, ask: Cal
     assert ask(model, locked=lock).config.dtype == "bfloat16"
     with pytest.raises(LockError, match=r"argument dtype: locked bfloat16, here float16; dtype: locked bfloat16, here"):
         ask(model, locked=lock, dtype="float16")
-    with pytest.raises(LockError, match=r"argument seed: locked none, here 5"):
+    with pytest.raises(LockError, match=r"argument seed: locked 0, here 5"):
         ask(model, locked=lock, seed=5)
 
 

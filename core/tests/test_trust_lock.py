@@ -163,6 +163,16 @@ def test_a_repository_that_moves_is_refused_and_its_commit_goes_on(hub: LocalHub
     assert load(moved).name == "second"
 
 
+def test_a_cached_file_that_somebody_changed_is_seen_at_the_very_commit(hub: LocalHub) -> None:
+    hub.repo("org/model").commit(CODE)
+    files = find_files("org/model", trace=Trace())
+    load(files)
+    cached = files.root / "helper.py"
+    cached.resolve().write_text(CODE["helper.py"].replace("first", "fir5t"))
+    with pytest.raises(TrustError, match=r"helper\.py differs"):
+        load(find_files("org/model", trace=Trace()))
+
+
 def test_a_commit_that_only_changes_weights_needs_no_renewal(hub: LocalHub) -> None:
     repo = hub.repo("org/model")
     repo.commit(CODE)

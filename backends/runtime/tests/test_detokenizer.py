@@ -145,7 +145,9 @@ def test_t5_after_a_prompt_the_text_is_its_continuation(kind: Callable[[], Any],
     whole = [
         token_id
         for token_id in range(len(tokenizer))
-        if token_id not in tokenizer.all_special_ids and decode(tokenizer, [token_id], False).isascii()
+        if token_id not in tokenizer.all_special_ids
+        # Part of a character is no text at all where a decoder ignores it.
+        and (text := decode(tokenizer, [token_id], False)) and text.isascii()
         and not str(tokenizer.convert_ids_to_tokens(token_id)).startswith("<0x")
     ]  # fmt: skip
     bos = tokenizer.convert_tokens_to_ids("</s>" if kind in (slow, slow_replacing) else "<s>")

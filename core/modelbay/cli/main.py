@@ -26,6 +26,7 @@ def main() -> NoReturn:
 def run(argv: Sequence[str]) -> int:
     """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C."""
     debug = "--debug" in split_global_options(argv)[0]
+    _open_closed_streams()
     with _log_lines():
         try:
             code = _invoke(argv)
@@ -39,6 +40,14 @@ def run(argv: Sequence[str]) -> int:
             return _INTERRUPTED
         except Exception as error:
             return _report(error, debug)
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that the shell closed (``>&-``) reads and writes nothing: Python has None there, and the next
+    file to be opened, a model's weights, would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _invoke(argv: Sequence[str]) -> int:
@@ -63,8 +72,16 @@ def _report(error: Exception, debug: bool) -> int:
 
         traceback.print_exception(error)
     message, code = _described(error)
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {_one_line(message)}", file=sys.stderr)
     return code
+
+
+def _one_line(message: str) -> str:
+    """Without line breaks, and without what a name out of a checkpoint could do to a terminal."""
+    line = " ".join(message.split())
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def _described(error: Exception) -> tuple[str, int]:
@@ -109,7 +126,7 @@ class _Lines(logging.Handler):
         self._seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = " ".join(record.getMessage().split())
+        line = _one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             line = f"{record.levelname.lower()}: {line}"
         if line not in self._seen:

@@ -28,6 +28,8 @@ class JsonObject(click.ParamType):
             parsed = json.loads(value)
         except json.JSONDecodeError as error:
             self.fail(f"not JSON: {error}.", param, ctx)
+        except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets without end
+            self.fail(f"not JSON that can be read: {error}.", param, ctx)
         if not isinstance(parsed, dict):
             self.fail(f"a JSON object was expected, got {value}.", param, ctx)
         return parsed

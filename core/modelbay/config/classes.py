@@ -50,8 +50,13 @@ def build_config(
         TrustError: only code in the repository knows the type, and it is not trusted.
     """
     model_type = raw.get("model_type")
-    own = plugins.get("config_classes", model_type) if isinstance(model_type, str) else None
-    remote = (raw.get("auto_map") or {}).get("AutoConfig")
+    if model_type is not None and not isinstance(model_type, str):
+        raise ConfigError(f"the config's model_type must be a name, got {model_type!r}.")
+    auto_map = raw.get("auto_map") or {}
+    if not isinstance(auto_map, Mapping):
+        raise ConfigError(f"the config's auto_map must be an object, got {auto_map!r}.")
+    own = plugins.get("config_classes", model_type) if model_type is not None else None
+    remote = auto_map.get("AutoConfig")
     if own is not None:
         cls = load_target(own.value.target)
         rejected = (Rejected(f"auto_map {remote}", "a plugin's own class never gives way"),) if remote else ()

@@ -216,6 +216,9 @@ def tie_word_embeddings(reader: FactReader, raw: Mapping[str, Any], hf: Any) -> 
     """Whether the head is the embedding: the text config's flag, else the outer JSON's, else the class's (W5)."""
     key = "tie_word_embeddings"
     inner, outer = reader.text.raw.get(key), raw.get(key)
+    for said in (inner, outer):
+        if said not in (None, False, True):
+            raise ConfigError(f"the config's {key} must be true or false, got {said!r}.")
     if inner is not None:
         return reader.note(key, bool(inner), f"config.json ({'.'.join((*reader.text.path, key))})")
     if outer is not None:
@@ -232,7 +235,9 @@ def quantization(reader: FactReader, raw: Mapping[str, Any]) -> Mapping[str, Any
     for level in (raw, reader.text.raw):
         for key in ("quantization_config", "compression_config"):
             value = level.get(key)
-            if isinstance(value, Mapping) and value:
+            if value and not isinstance(value, Mapping):
+                raise ConfigError(f"the config's {key} must be an object, got {value!r}.")
+            if value:
                 reader.note("quantization", value, f"config.json ({key})")
                 return dict(value)
     return None

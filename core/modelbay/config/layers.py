@@ -17,6 +17,8 @@ def layer_types(reader: FactReader, num_layers: int, trace: Trace) -> tuple[tupl
     window = _window(reader)
     found = reader.find("layer_types")
     if found and found[0]:
+        if not isinstance(found[0], list | tuple) or not all(isinstance(kind, str) for kind in found[0]):
+            raise ConfigError(f"the config's layer_types must be a list of names, got {found[0]!r}.")
         kinds = _declared(list(found[0]), num_layers, found[1], reader, trace)
     else:
         kinds = _derived(reader, num_layers, window)
@@ -57,5 +59,7 @@ def _derived(reader: FactReader, num_layers: int, window: int | None) -> tuple[s
     first = reader.find("max_window_layers")
     if first is None or first[0] is None:
         return reader.note("layer_types", ("sliding",) * num_layers, "derived: a window and no layer_types")
+    if isinstance(first[0], bool) or not isinstance(first[0], int):
+        raise ConfigError(f"the config's max_window_layers must be a whole number, got {first[0]!r}.")
     kinds = tuple("sliding" if layer >= first[0] else "full" for layer in range(num_layers))
     return reader.note("layer_types", kinds, f"derived: sliding from max_window_layers {first[0]} on")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from modelbay.config.facts import FactReader
-from modelbay.errors import UsageError
+from modelbay.errors import ConfigError, UsageError
 from modelbay.rope import LENGTH_IS_ORIGINAL, RopeSpec
 from modelbay.trace import Rejected
 
@@ -45,14 +45,14 @@ class _Limit:
 
 def positions(reader: FactReader) -> tuple[int, str] | None:
     """The config's own number of positions, before RoPE scaling; None if it says none."""
-    found = [(key, _length(reader.text.raw.get(key))) for key in LENGTH_KEYS]
+    found = [(key, _length(reader.text.raw.get(key), f"the config's {key}")) for key in LENGTH_KEYS]
     said = [(value, key) for key, value in found if value is not None]
     if said and not reader.text.by_class:
         smallest, key = min(said)
         return smallest, f"config.json ({'.'.join((*reader.text.path, key))})"
     for key in LENGTH_KEYS:
         default = reader.find(key)
-        if default is not None and (value := _length(default[0])) is not None:
+        if default is not None and (value := _length(default[0], f"the config's {key}")) is not None:
             return value, default[1]
     return None
 
@@ -70,7 +70,8 @@ def max_model_len(
         UsageError: more was asked for than the model has, and nothing forces it.
     """
     limit = _model_limit(reader, rope)
-    tokenizer_limit = _length((tokenizer_config or {}).get("model_max_length"))
+    key = "model_max_length"
+    tokenizer_limit = _length((tokenizer_config or {}).get(key), f"tokenizer_config.json's {key}")
     if asked is not None:
         if limit is not None and asked > limit.stretched:
             _refuse_unless_forced(asked, limit, trace)
@@ -116,8 +117,10 @@ def _refuse_unless_forced(asked: int, limit: _Limit, trace: Trace) -> None:
     trace.warn("config", "maximum length forced", asked, f"{what}; forced by {ALLOW_LONG}")
 
 
-def _length(value: Any) -> int | None:
-    """A length in tokens, None for what is no limit (null, huge, not a number)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < HUGE:
+def _length(value: Any, key: str) -> int | None:
+    """A length in tokens, None for what is no limit (null, huge, zero and less)."""
+    if value is None:
         return None
-    return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(f"{key} must be a number of tokens, got {value!r}.")
+    return int(value) if 0 < value < HUGE else None

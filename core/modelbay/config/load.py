@@ -15,16 +15,19 @@ from modelbay.config.length import max_model_len
 from modelbay.config.model_config import ModelConfig
 from modelbay.config.overrides import check_keys, merge
 from modelbay.config.patches import apply_patches
-from modelbay.config.reader import read_raw
+from modelbay.config.reader import check_depth, read_raw
 from modelbay.config.rope_facts import rope
 from modelbay.config.text import TextConfig, find_text
-from modelbay.errors import UsageError
+from modelbay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from modelbay.args import EngineArgs
     from modelbay.plugins import Plugins
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
+
+#: Each layer is built before its weights are looked for: a number beyond this would only fill the memory.
+MAX_LAYERS = 10_000
 
 
 def load_config(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace) -> ModelConfig:
@@ -54,6 +57,7 @@ def _overridden(written: Mapping[str, Any], overrides: Mapping[str, Any] | None,
         return dict(written)
     if not isinstance(overrides, Mapping):
         raise UsageError(f"hf_overrides must be an object of config keys and values, got {overrides!r}.")
+    check_depth(overrides, "hf_overrides")
     trace.decide("config", "overrides", dict(overrides), "argument hf_overrides")
     return merge(written, overrides)
 
@@ -91,6 +95,8 @@ def _facts(
     vocab_size = reader.required_int("vocab_size", "vocab_size")
     hidden_size = reader.required_int("hidden_size", "hidden_size")
     num_layers = reader.required_int("num_layers", "num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise ConfigError(f"the config has {num_layers} layers; no model has more than {MAX_LAYERS}. A damaged file?")
     num_heads, num_kv_heads, head_size = facts.heads(reader, hidden_size)
     kinds, window = layer_types(reader, num_layers, trace)
     rope_specs = rope(reader, head_size, trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import ConfigError, NotAModelError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from modelbay.trace import Trace
 
 CONFIG_FILE = "config.json"
+MAX_DEPTH = 64
 _FIRST_OF_SPLIT = re.compile(r"-0*1-of-\d+\.[^.]+$")
 _SPLIT = re.compile(r"-\d+-of-\d+\.[^.]+$")
 
@@ -29,7 +31,9 @@ def read_raw(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace
         for spec in formats:
             if files.entry.endswith(spec.suffixes):
                 return _from_format(files, files.entry, spec, trace)
-    raw = _decode_floats(files.read_json(CONFIG_FILE))
+    said = files.read_json(CONFIG_FILE)
+    check_depth(said, CONFIG_FILE)
+    raw = _decode_floats(said)
     if raw is not None:
         trace.decide("config", "config file", CONFIG_FILE, str(files.root))
         return raw, CONFIG_FILE
@@ -68,6 +72,14 @@ def _only(names: tuple[str, ...], reference: str) -> str:
         f"{reference!r} has no config.json and {len(names)} checkpoint files that carry one: {', '.join(names[:5])}.",
         hint="Name one of the files instead of the directory.",
     )
+
+
+def check_depth(value: Any, what: str, depth: int = 0) -> None:
+    """Refuse what no config nests, before something that walks it runs out of stack."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{what} is nested too deeply to be a config (more than {MAX_DEPTH} levels).")
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        check_depth(item, what, depth + 1)
 
 
 def _decode_floats(value: Any) -> Any:

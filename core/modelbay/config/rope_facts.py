@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay.config.facts import FactReader
 from modelbay.config.length import positions
+from modelbay.errors import ConfigError
 from modelbay.rope import (
     PARTIAL_KEYS,
     REQUIRED,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 def rope(reader: FactReader, head_size: int, trace: Trace) -> dict[str, RopeSpec]:
     """RoPE per layer type; empty for a model without RoPE (or whose class hides it from its config)."""
+    for key in ROPE_DICTS:
+        if (said := reader.text.raw.get(key)) and not isinstance(said, Mapping):
+            raise ConfigError(f"the config's {key} must be an object, got {said!r}.")
     parameters, source = _parameters(reader)
     theta, partial = _first(reader, THETA_KEYS), _first(reader, PARTIAL_KEYS)
     if not parameters and theta is None:

@@ -15,8 +15,7 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     A tokenizer that puts a BOS before every text would double one that the text already starts with, as it does when
     it was rendered by a chat template: then one stays.
     """
-    ids = list(tokenizer(text, verbose=False)["input_ids"])  # the engine says itself when a prompt is too long
-    return _one_bos(tokenizer, ids)
+    return _one_bos(tokenizer, _ids(tokenizer, text))
 
 
 def render_chat(
@@ -55,18 +54,45 @@ def render_chat(
             **variables,
         )
     except Exception as error:  # templates are programs: whatever one raises is its word on the conversation
-        detail = " ".join(str(error).split()) or type(error).__name__
+        detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise TokenizerError(f"the chat template cannot render this conversation: {detail}.") from error
     return encode_chat(tokenizer, text) if tokenize else text
 
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:
     """The ids of a rendered conversation. The template writes the special tokens; a BOS it forgot is added."""
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    ids = _ids(tokenizer, text, add_special_tokens=False)
     bos = tokenizer.bos_token_id
     if tokenizer.adds_bos and ids[:1] != [bos]:
         ids.insert(0, bos)
     return _one_bos(tokenizer, ids)
+
+
+def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
+    """What the tokenizer makes of a text.
+
+    Raises:
+        UsageError: the text holds half a character.
+        TokenizerError: the tokenizer's files make it fail on any text, or on this one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the prompt is not text: character {error.start} is half of one (U+{ord(text[error.start]):04X}).",
+            hint="Were its bytes not UTF-8?",
+        ) from error
+    try:
+        # Not verbose: the engine says itself when a prompt is too long.
+        return list(tokenizer(text, verbose=False, **kwargs)["input_ids"])
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of the Rust tokenizer is no Exception
+        detail = " ".join(str(error).split())
+        raise TokenizerError(
+            f"the tokenizer cannot encode the prompt: {type(error).__name__}: {detail}.",
+            hint="Its files do not fit together; name another with tokenizer=…",
+        ) from error
 
 
 def _one_bos(tokenizer: Any, ids: list[int]) -> list[int]:
@@ -95,6 +121,8 @@ def _template(tokenizer: Any, chat_template: str | None) -> str | None:
                 hint="Give one with chat_template=… (a template or a file).",
             )
         return None
+    if not isinstance(chat_template, str):
+        raise UsageError(f"chat_template must be a template, or the path or name of one, got {chat_template!r}.")
     if "{" in chat_template or "\n" in chat_template:
         return chat_template
     named = getattr(tokenizer, "chat_template", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from modelbay.tokenizer import encode_chat, render_chat
 from modelbay.weights.accounting import LoadReport
 from modelbay_runtime.engine.engine import Engine
 from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestOutput
-from modelbay_runtime.engine.prompts import Prompt, PromptLike, listed, read_prompt
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, encoded, listed, read_prompt
 from modelbay_runtime.progress import progress_bar
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
@@ -30,6 +31,8 @@ class LLM:
         model: a directory, a file of a format that carries everything (``.gguf``), or a hub id.
         **kwargs: the engine arguments, see `modelbay.args.EngineArgs`.
 
+    Several threads may share one: their requests run in the same batches.
+
     Raises:
         ModelbayError: whatever stage could not go on; its message says what to do.
     """
@@ -39,6 +42,10 @@ class LLM:
         self._engine: Engine | None = Engine(self.resolution)
         self._ids = itertools.count()
         self._arrived: dict[str, RequestOutput | HiddenStatesOutput] = {}
+        # Whoever holds it may touch the engine. A thread that waits for it finds its outputs among the arrived ones.
+        self._lock = threading.RLock()
+        self._stepping = False
+        self._left: list[str] = []  # requests given up in the middle of a step, when a stream was garbage
 
     @property
     def engine(self) -> Engine:
@@ -101,6 +108,8 @@ class LLM:
         """Answer conversations: lists of ``{"role": …, "content": …}``, rendered by the model's chat template."""
         if not messages:
             raise UsageError("a conversation has at least one message.")
+        if not isinstance(messages, Sequence):
+            raise UsageError(f"messages must be a list, got {type(messages).__name__}.")
         conversations: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [
             self.render(
@@ -148,7 +157,9 @@ class LLM:
         if not isinstance(prompt, Prompt):
             prompt = read_prompt(prompt, self.engine.tokenizer, self.resolution.config.vocab_size)
         request_id = str(next(self._ids))
-        self.engine.add_request(request_id, prompt, sampling_params or SamplingParams(), stream=True)
+        [params] = self._params_for([prompt], sampling_params)
+        with self._lock:
+            self.engine.add_request(request_id, prompt, params, stream=True)
         try:
             finished = False
             while not finished:
@@ -163,15 +174,16 @@ class LLM:
         if self.engine.tokenizer is None:
             raise UsageError("chat needs a tokenizer, and this model was loaded without one.")
         text = str(render_chat(self.engine.tokenizer, messages, tokenize=False, **kwargs))
-        return Prompt(encode_chat(self.engine.tokenizer, text), text)
+        return encoded(encode_chat(self.engine.tokenizer, text), text, self.resolution.config.vocab_size)
 
     def apply_model(self, fn: Callable[[Any], Result]) -> list[Result]:
         """Run ``fn`` on the module in every worker: one result for each. What the prefix cache holds is forgotten,
         since ``fn`` may have changed the weights it was computed with."""
-        try:
-            return [fn(self.engine.model)]
-        finally:
-            self.engine.kv.pool.forget()
+        with self._lock:
+            try:
+                return [fn(self.engine.model)]
+            finally:
+                self.engine.kv.pool.forget()
 
     def close(self) -> None:
         """Give the model's memory back. Idempotent."""
@@ -190,6 +202,8 @@ class LLM:
             params = SamplingParams()
         if isinstance(params, SamplingParams):
             return [params] * len(prompts)
+        if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
+            raise UsageError(f"sampling parameters are SamplingParams, or a list of them, got {params!r}.")
         if len(params) != len(prompts):
             raise UsageError(
                 f"{len(prompts)} prompts and {len(params)} sampling parameters: give one, or one for each."
@@ -218,7 +232,8 @@ class LLM:
         done: dict[str, Any] = {}
         try:
             for index, request_id in enumerate(ids):
-                add(request_id, index)
+                with self._lock:
+                    add(request_id, index)
             with progress_bar(len(prompts), "Requests", use_tqdm) as bar:
                 while len(done) < len(ids):
                     for output in self._next(ids):
@@ -232,18 +247,34 @@ class LLM:
     def _next(self, ids: Sequence[str]) -> list[Any]:
         """Step until some of these requests have outputs. Outputs of others wait for whoever asks for them: several
         streams, and calls of `generate` between them, may take turns on one engine."""
-        while not any(request_id in self._arrived for request_id in ids):
-            if not any(self.engine.has_request(request_id) for request_id in ids):
-                raise EngineError(f"request {', '.join(ids)} was aborted.")
+        while True:
+            with self._lock:  # for one step at a time, so that another thread's requests can join the next one
+                arrived = [self._arrived.pop(request_id) for request_id in ids if request_id in self._arrived]
+                if arrived:
+                    return arrived
+                if not any(self.engine.has_request(request_id) for request_id in ids):
+                    raise EngineError(f"request {', '.join(ids)} was aborted.")
+                self._step()
+
+    def _step(self) -> None:
+        self._stepping = True
+        try:
             for output in self.engine.step():
                 self._arrived[output.request_id] = output
-        return [self._arrived.pop(request_id) for request_id in ids if request_id in self._arrived]
+        finally:
+            self._stepping = False
+            left, self._left = self._left, []
+            self._abort(left)
 
     def _abort(self, ids: Sequence[str]) -> None:
-        for request_id in ids:
-            self._arrived.pop(request_id, None)
-            if self._engine is not None:
-                self._engine.abort(request_id)
+        with self._lock:
+            if self._stepping:  # a collected stream, in the very thread that steps: its blocks are in use
+                self._left.extend(ids)
+                return
+            for request_id in ids:
+                self._arrived.pop(request_id, None)
+                if self._engine is not None:
+                    self._engine.abort(request_id)
 
 
 def _signature() -> inspect.Signature:

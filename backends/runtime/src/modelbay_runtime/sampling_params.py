@@ -18,6 +18,7 @@ from modelbay.errors import ConfigError, UsageError
 # Below this temperature the distribution is a point in every float format, so the request is greedy.
 GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
+MAX_N = 16384  # vLLM's limit: each is a sequence from the moment the request arrives
 # The one field where null is a value: no limit but the context.
 _NULL_MEANS_NULL = "max_tokens"
 # The keys of generation_config.json that are default sampling, and what they are called here (BEHAVIOUR C10).
@@ -40,7 +41,7 @@ class SamplingParams:
     (`with_defaults`) fill only what was not.
 
     Args:
-        n: sequences for one prompt.
+        n: sequences for one prompt, 16384 at most.
         presence_penalty, frequency_penalty: in [-2, 2]; subtracted from the logit of every token in the output so
             far, once, and once per occurrence.
         repetition_penalty: > 0; logits of tokens in prompt or output are divided (positive) or multiplied (negative).
@@ -115,6 +116,8 @@ class SamplingParams:
 
     def _check(self) -> None:
         _check_int("n", self.n, low=1)
+        if self.n > MAX_N:
+            raise UsageError(f"n must be at most {MAX_N}, got {self.n}.")
         for name, (inside, meaning) in _RANGES.items():
             _check_float(name, getattr(self, name), inside, meaning)
         _check_int("top_k", self.top_k, low=-1, meaning="a positive integer, or 0 or -1 for all tokens")
@@ -308,6 +311,8 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     for text in strings:
         if not isinstance(text, str) or not text:
             raise UsageError(f"{name} must hold strings that are not empty, got {text!r}.")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise UsageError(f"{name} must hold text, got half of a character in {text!r}.")
     return tuple(strings)
 
 

@@ -24,6 +24,11 @@ from modelbay_transformers.positions import Place, calling_place
 _aten = torch.ops.aten
 _SMALL_TABLE = 1 << 20
 _MARK, _PLACE = "_modelbay_from", "_modelbay_place"
+#: Operations after which a mask is still the same mask, as long as it is whole.
+_VIEWS = {
+    _aten.slice, _aten.expand, _aten.alias, _aten.detach, _aten.clone, _aten._to_copy, _aten.view, _aten.unsqueeze,
+    _aten.squeeze,
+}  # fmt: skip
 #: Operations that use a number to pick an element rather than to compute with it.
 _PICKING = {_aten.index, _aten.index_put, _aten.index_put_, _aten.gather, _aten.scatter, _aten.index_select}
 _GIVEN, _OWN, _HIDDEN, _LONGEST = "given positions", "own numbering", "hidden states", "longest position"
@@ -102,6 +107,8 @@ class MetaSpreads(TorchDispatchMode):
         if func.overloadpacket in (_aten.max, _aten.amax) and _GIVEN in marks:
             marks |= {_LONGEST}
         self._mark(operands, output, marks)
+        if func.overloadpacket in _VIEWS and operands and output.shape[-2:] == operands[0].shape[-2:]:
+            masks.remember(output, masks.origin(operands[0]))
         return self._number(output) if func.overloadpacket is _aten.arange else output
 
     def _number(self, output: torch.Tensor) -> torch.Tensor:
@@ -177,8 +184,6 @@ class MetaSpreads(TorchDispatchMode):
                 setattr(item, _MARK, own)
                 if _OWN in own:
                     setattr(item, _PLACE, place)
-            if len(operands) == 1 and item.dtype == operands[0].dtype and masks.origin(operands[0]) is not None:
-                masks.remember(item, masks.origin(operands[0]))
 
 
 def _without_bool_index(func: Any, args: Any) -> Any:

@@ -20,7 +20,7 @@ HIDDEN = HEADS * HEAD_SIZE
 _BY_NAME: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "entity_vocab_size"), VOCAB_SIZE),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "embedding_dim", "embed_dim",
-                     "input_embedding_size", "output_embedding_size", "word_embed_proj_dim", 
+                     "input_embedding_size", "output_embedding_size", "word_embed_proj_dim",
                      "hidden_size_global", "prediction_head_size", "lru_width", "attention_hidden_size"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff", "dff",
                      "dim_ff", "hidden_dim", "d_inner", "ffn_hidden_size", "shared_intermediate_size",
@@ -66,6 +66,11 @@ _SHARED_KV = {
     "laurel_rank": 8,
 }  # fmt: skip
 
+_INDEXER = {
+    "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
+
 #: What no rule by name can know: sizes that depend on one another in one family.
 _FAMILIES: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -91,11 +96,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "vision_config": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN},
         "audio_config": {"adapter_input_size": HIDDEN, "adapter_out_dim": HIDDEN},
     },
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
-    **dict.fromkeys(
-        ("qwen4_exp_text", "qwen4_exp"),
-        {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 4},
-    ),
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "qwen4_exp_text": _INDEXER,
+    "qwen4_exp": {"text_config": _INDEXER},
     "esmc": {"num_key_value_heads": HEADS},
     "esm": {"vocab_size": VOCAB_SIZE, "pad_token_id": 1, "mask_token_id": 250, "position_embedding_type": "rotary"},
     # Chunks as long as a sequence may be: what is served of it.

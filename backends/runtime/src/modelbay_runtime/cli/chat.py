@@ -69,6 +69,8 @@ def _lines(interactive: bool) -> Iterator[str]:
     while True:
         try:
             line = input("> " if interactive else "").strip()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not {error.encoding} text (byte {error.start}).") from error
         except EOFError:
             if interactive:
                 click.echo()

@@ -76,7 +76,12 @@ def command(
 def _read_prompts(prompts: Sequence[str]) -> list[str]:
     if not prompts:
         raise UsageError("no prompt was given.", hint="Use --prompt TEXT, or --prompt - to read standard input.")
-    return [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    if prompts.count("-") > 1:
+        raise UsageError("--prompt - was given more than once, and standard input can be read only once.")
+    try:
+        return [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not {error.encoding} text (byte {error.start}).") from error
 
 
 def _print_report(report: LoadReport) -> None:

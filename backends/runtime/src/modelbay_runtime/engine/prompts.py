@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelbay.errors import UsageError
+from modelbay.errors import TokenizerError, UsageError
 from modelbay.tokenizer import check_token_ids, encode_prompt
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
@@ -26,7 +26,7 @@ def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """One prompt or several, as a list. A list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise UsageError(f"a prompt is a string, a mapping or a list of them, got {type(prompts).__name__}.")
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]
@@ -47,11 +47,26 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int) -> Prompt:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
-        return Prompt(list(encode_prompt(tokenizer, prompt)), prompt)
-    if not isinstance(prompt, Sequence) or not all(isinstance(item, int) for item in prompt):
+        return encoded(encode_prompt(tokenizer, prompt), prompt, vocab_size)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray) or not all(isinstance(item, int) for item in prompt):
         raise UsageError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}.")
     check_token_ids(prompt, vocab_size)
     return Prompt(list(prompt))
+
+
+def encoded(token_ids: Sequence[int], text: str, vocab_size: int) -> Prompt:
+    """What a tokenizer made of a text.
+
+    Raises:
+        TokenizerError: it has tokens that the model has not.
+    """
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise TokenizerError(
+            f"the tokenizer gives token id {largest}; the model's ids are 0 to {vocab_size - 1}.",
+            hint="Tokenizer and model do not belong together; name another with tokenizer=…",
+        )
+    return Prompt(list(token_ids), text)
 
 
 def fit_prompt(prompt: Prompt, params: SamplingParams | PoolingParams, max_model_len: int) -> list[int]:
