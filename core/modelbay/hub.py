@@ -192,7 +192,7 @@ def _stoppable_bar(stop: threading.Event) -> Any:
     """huggingface_hub's progress bar, as a class whose bars end their transfer when ``stop`` is set."""
     from huggingface_hub.utils import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         def update(self, n: float | None = 1) -> bool | None:
             if stop.is_set():
                 raise InterruptedError("the download was stopped")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def list_directory(root: Path, file_suffixes: Sequence[str] = ()) -> tuple[str, 
     A directory that cannot be a model is not walked: listing a home directory to refuse it would take minutes.
     """
     try:
-        top = [entry.name for entry in os.scandir(root) if entry.is_file()]
+        top = [entry.name for entry in os.scandir(root) if _is_file(entry)]
     except OSError as error:
         raise SourceError(f"cannot list {root}: {error.strerror}.", hint="Check its permissions.") from error
     suffixes = tuple(file_suffixes)
@@ -29,8 +30,27 @@ def list_directory(root: Path, file_suffixes: Sequence[str] = ()) -> tuple[str, 
     names = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        names += [(Path(folder) / name).relative_to(root).as_posix() for name in files]
+        names += [
+            path.relative_to(root).as_posix() for path in (Path(folder) / name for name in files) if not _is_pipe(path)
+        ]
     return tuple(sorted(names))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A link that leads back to itself is none."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _is_pipe(path: Path) -> bool:
+    """Pipes, sockets, devices: reading them waits, for ever perhaps. A link to nothing stays, for its own message."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def list_shards(root: Path, entry: str) -> tuple[str, ...]:

@@ -29,7 +29,9 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 #: Keys that a known type divides by or takes the logarithm of, and further ones that are numbers.
-_POSITIVE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+_POSITIVE = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+)  # fmt: skip
 _NUMBERS = ("attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale")
 #: Types that stretch a trained length, and therefore need to know it.
 NEEDS_ORIGINAL_LENGTH = ("yarn", "longrope", "llama3")

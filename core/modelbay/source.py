@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modelbay import hub, local_files
-from modelbay.errors import ConfigError, NotAModelError, OfflineError, SourceError, UsageError
+from modelbay.errors import ConfigError, ModelNotFoundError, NotAModelError, OfflineError, SourceError, UsageError
 from modelbay.hub_cache import CachedRepo, Tree, is_safe_name
 from modelbay.trace import Rejected, Trace
 
 _REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _DEFAULT_BRANCH = "main"
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes; what the file systems of this world take
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -189,6 +190,9 @@ def find_repository(
     reference = os.fspath(reference)
     if not reference.strip():
         raise UsageError("the model reference is empty.", hint="Give a directory, a file, or a hub id (org/name).")
+    encoded = reference.encode(errors="surrogatepass")
+    if len(encoded) >= _LONGEST_PATH or max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
+        raise ModelNotFoundError(f"a reference of {len(reference)} characters is neither a path nor a hub id.")
     path = Path(os.path.expanduser(reference))
     if local and os.path.exists(path):
         return _local(reference, path, revision, file_suffixes, trace)

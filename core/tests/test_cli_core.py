@@ -105,7 +105,12 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reference leads to a model of type foo."""
     config = SimpleNamespace(
-        sources={}, architectures=("FooForCausalLM",), model_type="foo", raw={}, text=SimpleNamespace(), quantization=None
+        sources={},
+        architectures=("FooForCausalLM",),
+        model_type="foo",
+        raw={},
+        text=SimpleNamespace(),
+        quantization=None,
     )
 
     def find_files(reference: str, *, trace: Any, **kwargs: Any) -> Any:

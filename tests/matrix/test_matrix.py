@@ -53,9 +53,7 @@ def test_the_page_is_what_the_data_gives(root: Path, data: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_x1_a_sample_does_what_the_data_says(
-    name: str, data: dict[str, Any], tmp_path: Path, one_thread: None
-) -> None:
+def test_x1_a_sample_does_what_the_data_says(name: str, data: dict[str, Any], tmp_path: Path, one_thread: None) -> None:
     said = _said(data, name)
     case = next(case for case in all_cases() if case.name == name)
     outcome = attempt(case, tmp_path)

@@ -217,7 +217,9 @@ def test_x4_causal_and_bidirectional_layers_in_one_model() -> None:
 def test_chunks_are_refused_where_a_sequence_may_be_longer_than_one() -> None:
     model = fake(attention_chunk_size=16)
     model.make_mask = create_chunked_causal_mask
-    assert "hides keys by a rule of its own" in refused(model, longest=17)
+    with pytest.raises(BackendError, match="hides keys by a rule of its own") as error:
+        probe(model, longest=100)
+    assert error.value.hint == "In 16 tokens it does not show: give max_model_len=16 or less."
     assert all(facts.window is None for facts in probe(model, longest=16).attention)
 
 

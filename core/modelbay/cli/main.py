@@ -58,6 +58,11 @@ def _invoke(argv: Sequence[str]) -> int:
             group.invoke(ctx)
     except click.exceptions.Exit as request:
         return request.exit_code
+    except click.UsageError as request:
+        if type(request).__name__ != "NoArgsIsHelpError":  # which click has from 8.2 on
+            raise
+        print(request.format_message(), file=sys.stderr)  # a group alone: its help is no message of one line
+        return request.exit_code
     return 0
 
 

@@ -64,8 +64,8 @@ def prefers_bfloat16(device: str) -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _run_dtype(asked: str) -> str:
-    name = _plain(asked)
+def _run_dtype(asked: Any) -> str:
+    name = _plain(str(asked))  # torch.float32 itself will do
     if name not in RUN_DTYPES:
         raise UsageError(f"dtype must be auto, {', '.join(RUN_DTYPES)}, got {asked!r}.")
     return name

@@ -8,12 +8,14 @@ overlap (https://github.com/huggingface/safetensors, "Format").
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from modelbay.errors import WeightsError
 from modelbay.weights.diagnose import damaged
 
 #: The same limit as the reference implementation: a longer header is an attack or an accident.
@@ -70,7 +72,10 @@ def read_header(path: Path) -> tuple[HeaderEntry, ...]:
         WeightsError: the file is absent, truncated, an LFS pointer, or its header is not valid.
     """
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for whoever writes into it
+            raise WeightsError(f"weight file {path} is not a regular file.")
+        size = status.st_size
         with path.open("rb") as file:
             raw = _header_bytes(file.read(8), size, file)
         return _entries(_parse(raw), data_start=8 + len(raw), file_size=size)

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import pickle
 import sys
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,7 +102,9 @@ def load_state_dict(path: Path) -> dict[str, torch.Tensor]:
     import torch
 
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=_mappable(path))
+        with warnings.catch_warnings():  # torch tells how old the file is; whether it can be read is what counts
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=_mappable(path))
     except pickle.UnpicklingError as error:
         if _asks_for_code(error) and likely_cause(path) is None:
             raise WeightsError(
@@ -123,7 +126,9 @@ def _tensors_of(content: Any, path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(content, Mapping):
         raise WeightsError(f"weight file {path} holds a {type(content).__name__}, not a mapping of names to tensors.")
     for name, tensor in content.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        if not isinstance(name, str):
+            raise WeightsError(f"weight file {path} is not a state dict: {name!r} is no name of a tensor.")
+        if not isinstance(tensor, torch.Tensor):
             raise WeightsError(
                 f"weight file {path} is not a state dict: {name!r} is a {type(tensor).__name__}, not a tensor."
             )
@@ -142,15 +147,15 @@ def _mappable(path: Path) -> bool:
 
 
 def _asks_for_code(error: pickle.UnpicklingError) -> bool:
-    text = str(error)
-    return "Unsupported global" in text or "Unsupported class" in text
+    text = str(error).lower()
+    return any(f"unsupported {what}" in text for what in ("global", "class"))
 
 
 def _global_of(error: BaseException) -> str:
     """The part of torch's long advice that says what the pickle asked for."""
     for line in str(error).splitlines():
         if "GLOBAL" in line or "Unsupported" in line:
-            return line.split(" was not an allowed")[0].split("Unsupported ")[-1].strip()
+            return line.split(" was not an allowed")[0].split(" whose module")[0].split("nsupported ")[-1].strip()
     return _first_line(error)
 
 

@@ -250,6 +250,19 @@ def test_c6_kv_heads_under_other_names(load, llama, name) -> None:
     assert load(llama, ["llama"])[0].num_kv_heads == 2
 
 
+def test_c6_heads_that_differ_from_layer_to_layer(load) -> None:
+    """Gemma 4: full layers have larger heads. The fact is the largest, and says so."""
+    config = {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 256, "hidden_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    found, _ = load(config)
+    assert found.head_size == 32
+    assert "head_dim" in found.per_layer
+    assert "differs from layer to layer" in found.sources["head_size"]
+
+
 def test_c6_kv_heads_that_do_not_divide(load, llama) -> None:
     with pytest.raises(ConfigError, match="4 attention heads cannot share 3 KV heads"):
         load(llama | {"num_key_value_heads": 3}, ["llama"])

@@ -135,10 +135,12 @@ RULES = {
         {"class QuillModel(PreTrainedModel)": "class QuillModel(nn.Module)"},
         says=("auto_map.AutoModel = modeling_quill.QuillModel is no transformers.PreTrainedModel",),
     ),
-    "no position_ids": Broken(
+    "no position_ids, and none can be given": Broken(
         "hive",
         {"attention_mask=None, position_ids=None, inputs_embeds": "attention_mask=None, inputs_embeds",
-         "        if position_ids is None:\n            position_ids = ": "        position_ids = "},
+         "        if position_ids is None:\n            position_ids = ": "        position_ids = ",
+         "        angles = position_ids": "        hidden_states = hidden_states[:, torch.arange(len(position_ids.T))]"
+                                         "\n        angles = position_ids"},
         says=("numbers its tokens itself", "tokens of several sequences cannot share a batch"),
     ),
     # Plans.

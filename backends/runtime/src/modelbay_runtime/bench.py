@@ -24,6 +24,8 @@ Generate = Callable[[list[TokenIds], int], list[TokenIds]]
 
 #: One sequence, two batches, one long prompt.
 DEFAULT_SHAPES = "1x32+64,8x128+64,32x128+64,1x1024+1"
+#: Prompts are made before anything runs: a number beyond this would only fill the memory.
+MAX_NUMBER = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Shape:
                 f"shape {text.strip()!r} is not SEQUENCESxPROMPT+OUTPUT with numbers of at least 1.",
                 hint="For example 8x128+64: 8 sequences, 128 prompt tokens and 64 output tokens each.",
             )
+        if max(numbers) > MAX_NUMBER:
+            raise UsageError(f"shape {text.strip()!r} is more than a machine measures; {MAX_NUMBER} is the most.")
         return cls(*numbers)
 
     def __str__(self) -> str:

@@ -54,7 +54,8 @@ class NativeBackend:
         except ModelbayError:
             raise
         except Exception as error:
-            raise BackendError(f"{resolution.arch.target} raised {type(error).__name__}: {error}") from error
+            first, *_ = str(error).splitlines() or [""]  # after it torch lists its own frames
+            raise BackendError(f"{resolution.arch.target} raised {type(error).__name__}: {first}") from error
         owner = f"{resolution.owner}" if resolution.owner else "in-process"
         resolution.trace.decide("build", "model class", type(module).__qualname__, owner)
         return module

@@ -132,8 +132,8 @@ def _check_causality(found: ProbeResult, resolution: Resolution) -> None:
 
 
 def _wrap(
-    outer: nn.Module,
-    base: nn.Module,
+    outer: Any,
+    base: Any,
     prefix: str,
     kv_specs: Mapping[int, KVSpec],
     holder: StepHolder,
@@ -154,7 +154,7 @@ def _wrap(
     return TransformersWithHead(base, head, scale, kv_specs, holder, softcap, position_offset=offset)
 
 
-def _replace_head(outer: nn.Module, prefix: str, config: ModelConfig, build: BuildContext) -> None:
+def _replace_head(outer: Any, prefix: str, config: ModelConfig, build: BuildContext) -> None:
     head: Any = outer.get_output_embeddings()
     name = next((name for name, module in outer.named_modules() if module is head), None)
     if type(head) is not nn.Linear or name is None or head.weight.dtype != build.dtype:
@@ -200,7 +200,7 @@ def _say(
     trace: Trace, classes: ModelClasses, outer_class: Any, module: nn.Module, found: ProbeResult, replaced: int
 ) -> None:
     trace.decide("build", "model class", type(module).__name__, f"around {outer_class.__name__} of {classes.source}")
-    kinds: dict[Mapping[str, Any], int] = {}
+    kinds: dict[str, int] = {}
     for facts in found.attention:
         heads = f"{facts.num_heads}/{facts.num_kv_heads} heads of {facts.head_size}"
         parts = [heads, "causal" if facts.causal else "bidirectional", f"scaling {facts.scaling:.6g}"]
@@ -208,7 +208,7 @@ def _say(
         parts += [f"soft-cap {facts.softcap:g}"] if facts.softcap else []
         parts += ["sinks"] if facts.sinks else []
         key = ", ".join(parts)
-        kinds[key] = kinds.get(key, 0) + 1  # type: ignore[index]
+        kinds[key] = kinds.get(key, 0) + 1
     for key, count in kinds.items():
         trace.decide("build", "attention", f"{count} layers: {key}", "probe: one forward on meta")
     trace.decide("build", "linears", f"{replaced} replaced by the runtime's", "probe: called through their forward")

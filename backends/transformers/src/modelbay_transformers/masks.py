@@ -1,8 +1,8 @@
 """Which keys a model's masks let its attention see, read off Transformers' own mask functions during the probe.
 
-While a model is probed, a name is registered under which Transformers does build masks: ours describes the mask function
-instead of filling a matrix, and what it gives is recognised where attention receives it. While a model is served, no
-mask is built at all; the kernels apply what was read here.
+While a model is probed, it asks for attention under a name for which Transformers builds masks: ours describes the mask
+function instead of filling a matrix, and what it gives is recognised where attention receives it. While a model is
+served, no mask is built; the kernels apply what was read here.
 """
 
 from __future__ import annotations
@@ -61,26 +61,39 @@ def read_mask(mask_function: Any, length: int, who: str) -> MaskFacts:
         IndexError: the function looks at the tokens themselves, and was made for fewer.
         BackendError: neither causal nor both ways, with or without a window.
     """
+    facts, broken = _read(mask_function, length)
+    if broken is None:
+        return facts
+    low, high = 1, length  # chunks, for one, do not show in a sequence that fits into the first
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _read(mask_function, middle)[1] is None else (low, middle)
+    raise BackendError(
+        f"{who} hides keys by a rule of its own, neither causal nor both ways with a window (token {broken[0]} sees "
+        f"{broken[1]} of {length}), so it is not served.",
+        hint=f"In {low} tokens it does not show: give max_model_len={low} or less." if low > 1 else None,
+    )
+
+
+def _read(mask_function: Any, length: int) -> tuple[MaskFacts, tuple[int, int] | None]:
+    """The facts that fit best, and a row that they do not fit, with how many keys it sees."""
     keys = torch.arange(length)
     zero = torch.zeros((), dtype=torch.long)
     rows = {row: _row(mask_function, zero, row, keys) for row in _rows(length)}
     causal = not any(bool(seen[row + 1 :].any()) for row, seen in rows.items())
-    window = _window(rows, causal)
+    facts = MaskFacts(causal, _window(rows))
     for row, seen in rows.items():
         distance = row - keys
         expected = distance >= 0 if causal else torch.ones_like(seen)
-        if window is not None:
-            expected &= distance.abs() < window
+        if facts.window is not None:
+            expected &= distance.abs() < facts.window
         if not torch.equal(expected, seen):
-            raise BackendError(
-                f"{who} hides keys by a rule of its own, neither causal nor both ways with a window "
-                f"(token {row} sees {int(seen.sum())} of {length}), so it is not served."
-            )
-    return MaskFacts(causal, window)
+            return facts, (row, int(seen.sum()))
+    return facts, None
 
 
 def _rows(length: int) -> list[int]:
-    return sorted({0, 1, length // 3, length // 2 + 1, length - 2, length - 1})
+    return sorted({row for row in (0, 1, length // 3, length // 2 + 1, length - 2, length - 1) if 0 <= row < length})
 
 
 def _row(mask_function: Any, zero: torch.Tensor, row: int, keys: torch.Tensor) -> torch.Tensor:
@@ -90,7 +103,7 @@ def _row(mask_function: Any, zero: torch.Tensor, row: int, keys: torch.Tensor) -
     return torch.as_tensor(seen, dtype=torch.bool).expand(keys.shape).clone()
 
 
-def _window(rows: dict[int, torch.Tensor], causal: bool) -> int | None:
+def _window(rows: dict[int, torch.Tensor]) -> int | None:
     """The window that the last row shows, None if it sees everything behind it."""
     row = max(rows)
     behind = int(rows[row][: row + 1].sum())

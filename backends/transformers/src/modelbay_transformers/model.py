@@ -26,6 +26,9 @@ class TransformersModel(nn.Module):
         position_offset: what this model adds to a position (RoBERTa counts from its padding index on).
     """
 
+    #: Rows of the model's position table, if it has one.
+    max_positions: int | None = None
+
     def __init__(
         self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *, position_offset: int = 0
     ) -> None:

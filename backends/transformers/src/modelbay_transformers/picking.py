@@ -42,10 +42,11 @@ def let_see_everything(
             f"{type(base).__name__} lets a token pick the keys it attends to, and no module of it does so."
         )
     for maker in makers:
+        assert maker is not None, "a pick without a maker was refused above"
         limit = _limit(maker, longest, run)
         if limit < longest:
             raise BackendError(
-                f"{names[maker]} lets each token pick {limit} keys, which is served only as long as that is all of them.",
+                f"{names[maker]} lets each token pick {limit} keys, which is served only while that is all.",
                 hint=f"Give max_model_len={limit} or less (it is {longest}).",
             )
     for maker in makers:

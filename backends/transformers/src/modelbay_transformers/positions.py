@@ -77,7 +77,7 @@ def numbering_places(base: nn.Module) -> set[Place]:
 
 
 def numbered(base: nn.Module, positions: torch.Tensor) -> AbstractContextManager[Any]:
-    """While it lasts, ``positions`` [1, T] stand for ``torch.arange(T)`` on the lines where the model numbers tokens."""
+    """While it lasts, ``positions`` [1, T] stand for ``torch.arange(T)`` where the model numbers its tokens."""
     places = numbering_places(base)
     return _Numbering(places, positions[0]) if places else nullcontext()
 

@@ -135,6 +135,7 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
             f"{type(base).__name__}.forward takes no position_ids, or does not use them: "
             "tokens of several sequences cannot share a batch."
         )
+    _check_neighbours(base, seen, longest)
     if [call.module for call in masked] != [call.module for call in calls]:
         raise BackendError(f"{type(base).__name__} attends otherwise when it builds no mask, so it is not served.")
     described = _read_masks(masked, names, longest, lambda tokens: _run(base, dispatch.PROBING, tokens)[0])
@@ -142,7 +143,27 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
     return ProbeResult(attention, seen.hidden.shape[-1], linears, seen.position_rows)
 
 
-def _run_as_served(base: nn.Module) -> tuple[list[Call], Seen, dict[str, list[int]]]:
+def _check_neighbours(base: nn.Module, seen: Seen, longest: int) -> None:
+    """A model that looks at the longest position of the batch must do the same whatever that is (it may check it).
+
+    Raises:
+        BackendError: it computes something else for long sequences, for their neighbours too.
+    """
+    who = seen.spread.longest_read_by
+    if who is None:
+        return
+    try:
+        _, far, _ = _run(base, dispatch.ATTENTION, first=max(0, longest - TOKENS))
+    except BackendError:
+        return  # it refuses such positions: so it will when they come
+    if far.spread.trace != seen.spread.trace:
+        raise BackendError(
+            f"{who} depends on the longest position of the whole batch: "
+            "a request's output would depend on its neighbours."
+        )
+
+
+def _run_as_served(base: nn.Module) -> _Run:
     """Without any mask; where the model cannot do without one, with one that nobody reads."""
     try:
         return _run(base, dispatch.ATTENTION)
@@ -176,16 +197,19 @@ def _check_layers(base: nn.Module, calls: Sequence[Call], ran: frozenset[nn.Modu
     if not in_lists and layer_count is not None and len(calls) < layer_count:
         raise BackendError(
             f"{type(base).__name__} has {layer_count} layers by its config, and attention is called {len(calls)} "
-            "times through Transformers' interface: the others keep a state or attend in another way, which is not served."
+            "times through Transformers' interface: the others keep a state or attend in another way, not served here."
         )
 
 
-def _run(base: nn.Module, name: str, tokens: int = TOKENS) -> tuple[list[Call], Seen, dict[str, list[int]]]:
+_Run = tuple[list[Call], Seen, dict[str, list[int]]]
+
+
+def _run(base: nn.Module, name: str, tokens: int = TOKENS, *, first: int = 0) -> _Run:
     """Run with attention of this name, again with what the model turns out to need."""
     values = False
     while True:
         try:
-            return _run_once(base, name, tokens, values)
+            return _run_once(base, name, tokens, values, first)
         except OwnNumbering as found:
             if found.place in numbering_places(base):
                 raise BackendError(
@@ -201,14 +225,14 @@ def _run(base: nn.Module, name: str, tokens: int = TOKENS) -> tuple[list[Call], 
             values = True
 
 
-def _run_once(base: nn.Module, name: str, tokens: int, values: bool) -> tuple[list[Call], Seen, dict[str, list[int]]]:
+def _run_once(base: nn.Module, name: str, tokens: int, values: bool, first: int) -> _Run:
     recorder, linears = _Recorder(), LinearWatch(base)
     before = [(module, dispatch.attached(module)) for module in base.modules()]
     for module, _ in before:
         dispatch.attach(module, recorder)
     try:
         with linears, attention_named(base, name):
-            seen = run_on_meta(base, tokens, values=values)
+            seen = run_on_meta(base, tokens, values=values, first=first)
     finally:
         for module, serve in before:
             dispatch.attach(module, serve)

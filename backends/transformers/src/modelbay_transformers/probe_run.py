@@ -29,13 +29,15 @@ _SMALL = 0.01
 class Seen:
     """``hidden``: the last hidden state [1, T, H] on meta. ``position_rows``: rows of the smallest table that is
     indexed by position, None if there is none. ``positions_used``: whether positions ever met hidden states.
-    ``ran``: the modules whose forward ran; ``made``: what those gave that gave one tensor."""
+    ``ran``: the modules whose forward ran; ``made``: what those gave that gave one tensor; ``spread``: what was
+    followed."""
 
     hidden: torch.Tensor
     position_rows: int | None
     positions_used: bool
     ran: frozenset[nn.Module]
     made: list[tuple[torch.Tensor, nn.Module]]
+    spread: MetaSpreads
 
     def maker(self, tensor: torch.Tensor) -> nn.Module | None:
         """The module whose output this is."""
@@ -46,10 +48,11 @@ class NeedsValues(Exception):
     """The model's code asks for values that are not there."""
 
 
-def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False) -> Seen:
+def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, first: int = 0) -> Seen:
     """One forward over ``tokens`` tokens.
 
     Args:
+        first: the position of the first token.
         values: parameters are all one small number instead of none.
 
     Raises:
@@ -58,7 +61,7 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False) 
     """
     try:
         with _one_number(base) if values else nullcontext():
-            return _run(base, tokens)
+            return _run(base, tokens, first)
     except (BackendError, OwnNumbering):
         raise
     except Exception as error:
@@ -70,10 +73,10 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False) 
         ) from error
 
 
-def _run(base: nn.Module, tokens: int) -> Seen:
+def _run(base: nn.Module, tokens: int, first: int) -> Seen:
     accepted = accepted_arguments(base)
     ids = torch.arange(3, 3 + tokens)[None]
-    positions = mark_given(torch.arange(tokens)[None])
+    positions = mark_given(torch.arange(first, first + tokens)[None])
     inputs = {"input_ids": ids, **give_positions(base, positions), **fixed_arguments(base)}
     where = _Where(base)
     spread = MetaSpreads(tokens, where.name, positions, numbering_places(base), guard=tokens == TOKENS)
@@ -84,7 +87,7 @@ def _run(base: nn.Module, tokens: int) -> Seen:
         hidden = output[0]
     if not isinstance(hidden, torch.Tensor) or hidden.shape[:2] != (1, tokens):
         raise BackendError(f"{type(base).__name__} does not give one hidden state for each token ({shape_of(hidden)}).")
-    return Seen(hidden, spread.position_rows, spread.positions_used, frozenset(where.ran), where.made)
+    return Seen(hidden, spread.position_rows, spread.positions_used, frozenset(where.ran), where.made, spread)
 
 
 @contextmanager
@@ -171,7 +174,8 @@ def attention_named(base: nn.Module, name: str) -> Iterator[None]:
 
 
 def _configs(base: nn.Module) -> list[Any]:
-    configs = {id(m.config): m.config for m in base.modules() if hasattr(getattr(m, "config", None), "model_type")}
+    owned: list[Any] = [getattr(module, "config", None) for module in base.modules()]
+    configs: dict[int, Any] = {id(config): config for config in owned if hasattr(config, "model_type")}
     found = dict(configs)
     for config in configs.values():
         for name in getattr(type(config), "sub_configs", ()):

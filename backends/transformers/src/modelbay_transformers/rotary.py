@@ -40,9 +40,9 @@ def fix_rotary(base: nn.Module, max_model_len: int, trace: Trace) -> None:
             module._buffers[f"{prefix}inv_freq"] = frequencies
             setattr(module, f"{prefix}attention_scaling", scaling)
             if layer_type is None:
-                module.rope_type = _FIXED  # type: ignore[assignment]
+                module.rope_type = _FIXED
             else:
-                module.rope_type = {**module.rope_type, layer_type: _FIXED}  # type: ignore[assignment,dict-item]
+                module.rope_type = {**module.rope_type, layer_type: _FIXED}
             trace.decide("build", f"rotary {name}", f"{kind}, fixed for {max_model_len} tokens", "max_model_len")
 
 

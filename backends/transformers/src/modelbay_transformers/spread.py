@@ -67,6 +67,8 @@ class MetaSpreads(TorchDispatchMode):
     Attributes:
         positions_used: whether given positions ever met hidden states.
         position_rows: rows of the smallest table that is indexed by position.
+        longest_read_by: who looked at the longest position of the batch.
+        trace: operations and the plain numbers that they were given.
 
     Args:
         positions, places: what is given in place of ``torch.arange``, and where in the model's code.
@@ -84,17 +86,18 @@ class MetaSpreads(TorchDispatchMode):
         self.guard = guard
         self.tokens, self.where, self.positions, self.places = tokens, where, positions, places
         self.positions_used = False
+        self.longest_read_by: str | None = None
+        self.trace: list[tuple[Any, tuple[Any, ...]]] = []
         self.position_rows: int | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor)]
+        flat = tree_flatten((args, kwargs))[0]
+        operands = [item for item in flat if isinstance(item, torch.Tensor)]
         marks = frozenset[str]().union(*(getattr(item, _MARK, ()) for item in operands))
+        self.trace.append((func, tuple(item for item in flat if isinstance(item, (int, float, bool, str)))))
         if _LONGEST in marks and func.overloadpacket in _READING:
-            raise BackendError(
-                f"{self.where()} depends on the longest position of the whole batch: "
-                "a request's output would depend on its neighbours."
-            )
+            self.longest_read_by = self.longest_read_by or self.where()
         if any(_is_hidden(item) for item in operands):
             self._meet(func, args, operands, marks)
         if any(item.device.type == "meta" for item in operands):

@@ -98,7 +98,7 @@ def _sizes(header: Header, arch: GgufArch, facts: Mapping[str, Any], headers: Se
     for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv"):
         if isinstance(facts.get(key), list):
             raise ConfigError(f"{header.path} has a different {arch.name}.{key} for each layer: not supported.")
-    heads, hidden = facts["attention.head_count"], facts["embedding_length"]
+    heads, hidden = (_count(header, arch, facts, key) for key in ("attention.head_count", "embedding_length"))
     derived = hidden // heads
     default = facts.get("rope.dimension_count", derived) if not arch.partial_rotary else derived
     head_dim = facts.get("attention.key_length", default)
@@ -120,6 +120,15 @@ def _sizes(header: Header, arch: GgufArch, facts: Mapping[str, Any], headers: Se
     }
 
 
+def _count(header: Header, arch: GgufArch, facts: Mapping[str, Any], key: str) -> int:
+    value = facts[key]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{header.path} says {arch.name}.{key} = {value!r}, which is not a number of them.")
+    return value
+
+
 def _vocab_size(header: Header, facts: Mapping[str, Any], headers: Sequence[Header]) -> int:
     """The rows of the embedding, which the model must have, whatever the metadata says."""
     for shard in headers:
@@ -135,7 +144,8 @@ def _vocab_size(header: Header, facts: Mapping[str, Any], headers: Sequence[Head
 
 def _tokens(header: Header) -> dict[str, Any]:
     found = {name: header.metadata[key] for name, key in _TOKEN_IDS.items() if key in header.metadata}
-    ends = list(dict.fromkeys(header.metadata[key] for key in _END_TOKENS if key in header.metadata))
+    said = [header.metadata[key] for key in _END_TOKENS if key in header.metadata]
+    ends = [value for place, value in enumerate(said) if value not in said[:place]]
     if ends:
         found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return found

@@ -39,8 +39,10 @@ def load(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace)
     tokenizer_class = tokenizer_class_from_name(class_name)
     try:
         tokenizer = tokenizer_class(name_or_path=str(path.parent), gguf_file=path.name, local_files_only=True)
-    except (ValueError, KeyError) as error:
-        raise TokenizerError(f"Transformers cannot build the tokenizer in {path}: {error}") from error
+    except Exception as error:  # its metadata is read without a check: a short list, a word for a number
+        text = " ".join(str(error).split()).rstrip(".")
+        what = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+        raise TokenizerError(f"Transformers cannot build the tokenizer in {path}: {what}.") from error
     _decide(metadata, str(path), tokenizer, trace)
     return tokenizer
 

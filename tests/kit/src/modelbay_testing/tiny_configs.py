@@ -18,8 +18,10 @@ HIDDEN = HEADS * HEAD_SIZE
 
 # fmt: off
 _BY_NAME: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "entity_vocab_size"), VOCAB_SIZE),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "embedding_dim", "embed_dim",
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "entity_vocab_size"),
+                    VOCAB_SIZE),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "embedding_dim",
+                     "embed_dim",
                      "input_embedding_size", "output_embedding_size", "word_embed_proj_dim",
                      "hidden_size_global", "prediction_head_size", "lru_width", "attention_hidden_size"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff", "dff",
@@ -27,7 +29,8 @@ _BY_NAME: dict[str, Any] = {
                      "dense_intermediate_size", "intermediate_size_mlp", "feed_forward_size"), 2 * HIDDEN),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size",
                      "shared_experts_intermediate_size", "moe_shared_expert_intermediate_size"), HIDDEN // 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "swa_num_attention_heads",
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads",
+                     "swa_num_attention_heads",
                      "encoder_attention_heads", "decoder_attention_heads", "num_encoder_attention_heads",
                      "num_decoder_attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "kv_n_heads",

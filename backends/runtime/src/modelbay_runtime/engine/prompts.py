@@ -48,7 +48,8 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int) -> Prompt:
         if tokenizer is None:
             raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
         return encoded(encode_prompt(tokenizer, prompt), prompt, vocab_size)
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray) or not all(isinstance(item, int) for item in prompt):
+    listed_ids = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray)
+    if not listed_ids or not all(isinstance(item, int) for item in prompt):
         raise UsageError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}.")
     check_token_ids(prompt, vocab_size)
     return Prompt(list(prompt))

@@ -176,7 +176,7 @@ class Sampler:
 
     def _draw_restricted(self, scores: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
         self._warm(scores, states)
-        top_k = torch.tensor([max(state.params.top_k, 0) for state in states])
+        top_k = torch.tensor([min(max(state.params.top_k, 0), self.vocab_size) for state in states])
         top_p = self._column(states, lambda params: params.top_p)
         return logit_ops.draw_restricted(scores[:, : self.vocab_size], top_k, top_p, self._uniform(states))
 

@@ -41,7 +41,8 @@ class DecoderLayer(nn.Module):
 
     def make_mlp(self, build: BuildContext, layer: int) -> nn.Module:
         config = build.config
-        assert config.intermediate_size is not None, "a decoder with a gated MLP has an intermediate size"
+        if config.intermediate_size is None:
+            raise ConfigError(f"{config.model_type}: the MLP needs one intermediate_size, and the config has none.")
         activation = config.get("hidden_act", "silu")
         return GatedMLP(
             build, config.hidden_size, config.intermediate_size, activation, bias=bool(config.get("mlp_bias", False))

@@ -11,6 +11,23 @@ from modelbay_testing.matrix.attempt import Outcome
 
 #: Fewer matches than this are a regression whatever else a run says.
 AT_LEAST = {"generate": 130, "embed": 30}
+_INTRODUCTION = """\
+# Supported models
+
+<!-- Written by `make matrix`. Do not edit. -->
+
+Models run on a native implementation, where a plugin has one, or on Transformers' own model code with Modelbay's
+attention, cache and batching (`model_impl="transformers"`; `auto` takes it where there is no native one).
+
+For the latter, every architecture of Transformers {version} was made tiny with random weights and run in float32: a
+batch of mixed lengths, prompts in chunks, then token by token through the cache. It matches if no logit (of an encoder:
+no hidden state) differs from Transformers' own forward by more than 1e-4, or by 1e-5 of the largest value where that is
+more. What does not match is refused before weights are loaded, for the reason given here. `modelbay list-archs --all`
+shows the same list; `modelbay explain MODEL` probes the model at hand, with its own config.
+
+Custom models that a repository brings are checked in the same way when they are loaded: see
+[Run a custom model](how-to/custom-models.md).
+"""
 _TITLES = {"generate": "Text generation", "embed": "Text encoders (hidden states, embedding)"}
 
 
@@ -38,20 +55,7 @@ def counts(data: dict[str, Any]) -> dict[tuple[str, str], int]:
 
 def render(data: dict[str, Any], native: Sequence[Any]) -> str:
     """docs/supported_models.md. ``native``: `modelbay.architectures()` of the distributions of this project."""
-    lines = [
-        "# Supported models",
-        "",
-        "<!-- Written by `make matrix`. Do not edit. -->",
-        "",
-        "Models run on a native implementation, where a plugin has one, or on Transformers' own model code with Modelbay's",
-        'attention, cache and batching (`model_impl="transformers"`; `auto` takes it where there is no native one).',
-        f"For the latter, every architecture of Transformers {data['transformers']} was made tiny with random weights, run in",
-        "float32 (in one batch of mixed lengths, prompts in chunks, then token by token through the cache) and compared with",
-        "Transformers' own forward: the largest difference of a logit or hidden state is at most 1e-4 (or 1e-5 of the largest",
-        "value, where that is larger). What does not match is refused before weights are loaded, for the reason given here.",
-        "Custom models of a repository are checked in the same way when they are loaded: see",
-        "[Run a custom model](how-to/custom-models.md).",
-    ]
+    lines = _INTRODUCTION.format(version=data["transformers"]).splitlines()
     for task, title in _TITLES.items():
         models = [model for model in data["models"] if model["task"] == task]
         matching = [model for model in models if model["outcome"] == "matches"]
