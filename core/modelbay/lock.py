@@ -129,7 +129,14 @@ class Lock:
         )
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, whole or not at all.
+
+        Raises:
+            UsageError: the path is something else than a file: a rename would take its place, a device's too.
+        """
+        path = Path(os.path.realpath(path))  # through a link, not over it
+        if not path.name or (path.exists() and not path.is_file()):
+            raise UsageError(f"{str(path)!r} is no file that a lock could be written to.")
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
             temporary.write_text(self.to_json(), encoding="utf-8")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -278,3 +280,18 @@ def test_the_command_writes_a_file_that_a_locked_run_takes(
     write(model, {"w-1.safetensors": b"onE"})
     assert run(["generate", str(model), "--prompt", "x", "--locked", "modelbay.lock"]) == 1
     assert "this run is not the one of modelbay.lock: model file w-1.safetensors" in capsys.readouterr().err
+
+
+def test_a_lock_never_takes_the_place_of_what_is_no_file(tmp_path: Path) -> None:
+    """A directory, a pipe (a device is the same case); a link is written through, and stays one."""
+    lock = Lock({"model": {}})
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(UsageError, match="no file"):
+            lock.write(tmp_path / name)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    lock.write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "file").read_text())["model"] == {}

@@ -59,6 +59,9 @@ def register_kernels() -> list[KernelSpec]:
         KernelSpec(set="torch", op=op, target=target, devices=_DEVICES, constraint=_CONSTRAINTS.get(op), priority=0)
         for op, target in _REFERENCE.items()
     ]
+    few_rows = KernelSpec(
+        set="cpu", op="rms_norm", target="modelbay_runtime.kernels.cpu:rms_norm", devices=("cpu",), priority=5
+    )
     onednn = KernelSpec(
         set="onednn",
         op="linear",
@@ -68,7 +71,7 @@ def register_kernels() -> list[KernelSpec]:
         constraint="modelbay_runtime.kernels.onednn:constraint",
         available="modelbay_runtime.kernels.onednn:available",
     )
-    return [*reference, onednn]
+    return [*reference, few_rows, onednn]
 
 
 @hookimpl

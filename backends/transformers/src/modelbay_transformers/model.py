@@ -111,7 +111,7 @@ class TransformersForCausalLM(TransformersModel):
         """[R, H] -> [R, V]."""
         self._hand_over.hidden = hidden[None]
         ids = hidden.new_zeros((1, hidden.shape[0]), dtype=torch.long)
-        return self._head[0](input_ids=ids, use_cache=False).logits[0]
+        return self._head[0](input_ids=ids, use_cache=False, return_dict=True).logits[0]
 
 
 class TransformersWithHead(TransformersModel):
