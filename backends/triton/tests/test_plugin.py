@@ -34,7 +34,7 @@ def test_plugin_imports_neither_torch_nor_triton():
 
 @interpreted_only
 def test_interpreted_kernels_are_never_chosen_unless_asked_for():
-    assert table().bind("rms_norm", {"size": 64}).__module__ == "modelbay_runtime.kernels.ops"
+    assert table().bind("rms_norm", {"size": 64}).__module__ == "modelbay_runtime.kernels.cpu"
     assert table(kernels="triton").bind("rms_norm", {"size": 64}) is norm.rms_norm
     assert table(attention="triton").bind("attention.full", HEADS) is attention.attention
 
@@ -48,7 +48,7 @@ def test_compiled_kernels_go_first_on_cuda(monkeypatch):
 
 def test_cpu_without_the_interpreter_says_what_it_needs(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert table().bind("rms_norm", {"size": 64}).__module__ == "modelbay_runtime.kernels.ops"
+    assert table().bind("rms_norm", {"size": 64}).__module__ == "modelbay_runtime.kernels.cpu"
     with pytest.raises(UsageError, match="kernel set 'triton' cannot serve rms_norm"):
         table(kernels="triton").bind("rms_norm", {"size": 64})
     assert "TRITON_INTERPRET=1" in availability.interpreted()
