@@ -5,9 +5,7 @@ Legend: T tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,7 +44,6 @@ def attempt(case: Case, folder: Path) -> Outcome:
     """Try a case in ``folder`` (emptied by the caller); never raises for what a model does."""
     from modelbay.errors import ModelbayError
 
-    _quiet()
     facts = (case.task, case.model_type, case.architecture)
     try:
         config, tiny = _config(case)
@@ -174,11 +171,3 @@ def _randomize(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name in model.state_dict() and buffer.is_floating_point() and not buffer.any():
                 buffer.normal_(0.0, 0.1, generator=generator)
-
-
-def _quiet() -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    logging.getLogger("modelbay").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
