@@ -52,6 +52,8 @@ def _write(closure: Closure, parent: Path) -> Path:
             path = staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+        if _is_whole(closure, target):
+            return target  # another process was faster: it may be importing from there already
         if target.exists():
             # Not whole: somebody changed it. Out of the way in one step, so that no mixture is ever visible.
             os.rename(target, staging.with_name(f"{staging.name}-old"))
