@@ -241,6 +241,11 @@ def test_an_unknown_architecture(refused: Callable[..., str], model: Path) -> No
         (["--gpu-memory-utilization", "7"], "gpu_memory_utilization must be in (0, 1], got 7.0."),
         (["--generation-config", "/nothing/here"], "generation_config '/nothing/here' has no generation_config.json"),
         (["--runner", "pooling"], "which generates no text"),
+        (["--load-format", "nonsense"], "no installed plugin offers the load format 'nonsense'"),
+        (["--tokenizer-mode", "nonsense"], "no installed plugin offers the tokenizer_mode 'nonsense'. Offered: "),
+        (["--hf-overrides", '{"hiden_size": 3}'], "unknown config key 'hiden_size'. Did you mean 'hidden_size'?"),
+        (["--quantization", "nonsense"], "no installed plugin offers the quantization method 'nonsense'"),
+        (["--quantization", "gguf"], "quantization='gguf', but the checkpoint is not quantised: its config has no"),
         (["--system", "Be brief."], "--system is a message of a conversation: it needs --chat."),
     ],
     ids=words,
@@ -254,11 +259,8 @@ def test_an_argument_that_makes_no_sense_is_exit_code_2(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--load-format", "nonsense"], "no installed plugin offers the load format 'nonsense'"),
         (["--load-format", "pt"], "has no .bin, .pt or .pth weight files"),
-        (["--tokenizer-mode", "nonsense"], "no installed plugin offers the tokenizer_mode 'nonsense'. Offered: "),
         (["--tokenizer", "/nothing/here"], "there is no path /nothing/here"),
-        (["--hf-overrides", '{"hiden_size": 3}'], "unknown config key 'hiden_size'. Did you mean 'hidden_size'?"),
         (["--kv-cache-memory-bytes", "10"], "no room for the KV cache: 10 bytes"),
         (
             ["--kv-cache-memory-bytes", "16384", "--max-model-len", "512"],

@@ -44,7 +44,11 @@ class EngineArgs:
         "auto", "Conversion of the architecture for the task.", choices=("auto", "none", "embed", "classify")
     )
     load_format: str = _arg("auto", "auto, safetensors, pt, dummy, or a format that a plugin adds.")
-    dtype: str = _arg("auto", "auto, or the dtype to run in: float32, bfloat16, float16.")
+    dtype: str = _arg(
+        "auto",
+        "auto, backbone (each backbone of a multimodal model in the dtype that its own config says), or the dtype to "
+        "run in: float32, bfloat16, float16.",
+    )
     device: str = _arg("auto", "auto, cpu, cuda, or cuda:N.")
     max_model_len: int | None = _arg(None, "Longest sequence (prompt and output), in tokens.")
     hf_overrides: Mapping[str, Any] | None = _arg(None, "Config values to replace, as JSON; nested objects merge.")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelbay import lock_file
 from modelbay.args import EngineArgs
 from modelbay.errors import LockError, SourceError, UsageError
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
 
-_FORMAT = 1
-_SECTIONS = ("model", "tokenizer", "code", "args", "resolution", "versions", "plugins")
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 #: Engine arguments that change what comes out; the others change how fast, or are pinned as content.
@@ -147,7 +146,7 @@ class Lock:
             raise
 
     def to_json(self) -> str:
-        return json.dumps({"format": _FORMAT, **self.data}, indent=1, ensure_ascii=False) + "\n"
+        return lock_file.to_json(self.data)
 
 
 def read_lock(path: str) -> Lock:
@@ -157,22 +156,14 @@ def read_lock(path: str) -> Lock:
         UsageError: there is no such file, or it is no lock.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data["format"] != _FORMAT:
-            raise ValueError(f"format {data['format']!r}, this version reads {_FORMAT}")
-        lock = Lock({section: data[section] for section in _SECTIONS})
-        for _, entry in _repositories(lock.data):
-            _ = entry["repository"], entry["reference"], entry["commit"], dict(entry["files"])
-        for section in ("args", "resolution", "versions", "plugins"):
-            dict(data[section])
+        return Lock(lock_file.from_json(Path(path).read_text(encoding="utf-8"), _PINNED))
     except OSError as error:
         raise UsageError(f"cannot read the lock {path}: {error.strerror}.", hint="Write one: modelbay lock") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # what is no JSON or no UTF-8 is a ValueError too
         raise UsageError(
-            f"{path} is not a lock that this version reads ({type(error).__name__}: {error}).",
+            f"{path} is not a lock that this version reads: {str(error) or 'it is nested too deeply'}.",
             hint="Write it again: modelbay lock",
         ) from error
-    return lock
 
 
 # -- what is used

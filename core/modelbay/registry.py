@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from modelbay.errors import PluginConflictError, PluginError
+from modelbay.errors import PluginConflictError, PluginError, UsageError
 from modelbay.specs import Owner
 
 T = TypeVar("T")
@@ -144,6 +144,20 @@ class Plugins:
         owned = self.get(table, name)
         if owned is None:
             raise PluginError(f"no installed plugin offers the {what} {name!r}.", hint=self.absent_hint(table, name))
+        return owned
+
+    def named(self, table: str, name: str, what: str) -> Owned[Any]:
+        """Like `require`, for a name that an argument gave: the user's mistake, unless a plugin that failed has it.
+
+        Raises:
+            UsageError: no plugin has it.
+            PluginError: one that failed to load does.
+        """
+        owned = self.get(table, name)
+        if owned is None:
+            failed = any(name in record.offers.get(table, ()) for record in self.failed)
+            kind = PluginError if failed else UsageError
+            raise kind(f"no installed plugin offers the {what} {name!r}.", hint=self.absent_hint(table, name))
         return owned
 
     def absent_hint(self, table: str, name: str) -> str:

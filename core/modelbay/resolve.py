@@ -10,6 +10,7 @@ from modelbay.architectures import select_architecture
 from modelbay.args import EngineArgs
 from modelbay.backends import Candidate, Verdict
 from modelbay.errors import ArchitectureError, BackendError, ConfigError, PluginError, UsageError
+from modelbay.pooling import PoolingSpec, resolve_pooling, says_pooling
 from modelbay.settings import Settings, load_settings
 from modelbay.specs import load_target
 from modelbay.trace import Rejected, Trace
@@ -29,6 +30,7 @@ class Resolution:
     ``task`` is "generate", "embed", "classify" or "score". ``architecture`` is the name in the config; ``arch`` is the
     record that serves it (of another name after a conversion), None when only a backend without native architectures
     (transformers) serves the model. ``candidates``: every backend that was asked, in order.
+    ``pooling``: what becomes of hidden states; None for a model that generates.
     """
 
     args: EngineArgs
@@ -42,6 +44,7 @@ class Resolution:
     backend: str
     candidates: tuple[Candidate, ...]
     trace: Trace
+    pooling: PoolingSpec | None = None
 
 
 def resolve(model: str, **kwargs: Any) -> Resolution:
@@ -90,16 +93,27 @@ def resolve_args(
     files = find_files(args.model, revision=args.revision, file_suffixes=single_file_suffixes(plugins), trace=trace)
     config = load_config(files, plugins, args, trace)
     check_quantization(config, args, plugins, trace)
-    task, architecture, owned = select_architecture(config, plugins, args, trace)
+    task, architecture, owned = select_architecture(config, plugins, made_for(files, args, trace), trace)
+    pooling = resolve_pooling(files, config, task, args, trace)
     arch = owned.value if owned else None
     wanted, source = wanted_backend(args, architecture, settings)
     candidates = assess_backends(files, config, arch, args, plugins, chosen=wanted)
     backend = choose_backend(candidates, wanted, source, config, architecture, arch, plugins, trace)
     owner = owned.owner if owned else None
-    resolution = Resolution(args, plugins, files, config, task, architecture, arch, owner, backend, candidates, trace)
+    resolution = Resolution(
+        args, plugins, files, config, task, architecture, arch, owner, backend, candidates, trace, pooling
+    )
     if lock is not None:
         lock.check(resolution)
     return resolution
+
+
+def made_for(files: ModelFiles, args: EngineArgs, trace: Trace) -> EngineArgs:
+    """The arguments with ``runner`` filled in where nobody says what for, and the checkpoint was made to embed."""
+    if args.runner != "auto" or args.convert != "auto" or not says_pooling(files):
+        return args
+    trace.decide("architectures", "runner", "pooling", "modules.json has a pooling module")
+    return args.replace(runner="pooling", convert="embed")
 
 
 def single_file_suffixes(plugins: Plugins) -> Sequence[str]:
@@ -113,7 +127,7 @@ def check_quantization(config: ModelConfig, args: EngineArgs, plugins: Plugins, 
 
     Raises:
         ConfigError: naming the method and what is installed.
-        UsageError: ``quantization`` differs from what the checkpoint says.
+        UsageError: ``quantization`` differs from what the checkpoint says, or it says none.
     """
     said = config.quantization.get("quant_method") if config.quantization else None
     if config.quantization and not isinstance(said, str):
@@ -124,31 +138,35 @@ def check_quantization(config: ModelConfig, args: EngineArgs, plugins: Plugins, 
         )
     if said and args.quantization and args.quantization != said:
         raise UsageError(f"quantization={args.quantization!r}, but the checkpoint is quantised with {said!r}.")
-    method = said or args.quantization
-    if method is None:
+    if args.quantization and not said:
+        plugins.named("quantizations", args.quantization, "quantization method")
+        raise UsageError(
+            f"quantization={args.quantization!r}, but the checkpoint is not quantised: its config has no "
+            f"quantization_config, and its dtype is {config.checkpoint_dtype or 'not said'}.",
+            hint="A method only reads what is quantised already. Leave it out.",
+        )
+    if said is None:
         return
-    owned = plugins.get("quantizations", method)
+    owned = plugins.get("quantizations", said)
     if owned is None:
         installed = ", ".join(plugins.names("quantizations")) or "none"
-        where = "quantization_config.quant_method" if said else "the argument quantization"
         raise ConfigError(
-            f"{where} is {method!r}, which no installed plugin offers (installed: {installed}).",
-            hint=plugins.absent_hint("quantizations", method),
+            f"quantization_config.quant_method is {said!r}, which no installed plugin offers (installed: {installed}).",
+            hint=plugins.absent_hint("quantizations", said),
         )
-    source = "config.json" if said else "argument"
     trace.decide(
-        "config", "quantization method", f"{method} ({owned.value.summary})", f"{source}; served by {owned.owner}"
+        "config", "quantization method", f"{said} ({owned.value.summary})", f"config.json; served by {owned.owner}"
     )
-    quantization_transforms(config, args, plugins)
+    quantization_transforms(config, plugins)
 
 
-def quantization_transforms(config: ModelConfig, args: EngineArgs, plugins: Plugins) -> tuple[Transform, ...]:
+def quantization_transforms(config: ModelConfig, plugins: Plugins) -> tuple[Transform, ...]:
     """What brings the checkpoint's quantised tensors to plain ones, by whoever offers the method.
 
     Raises:
         ConfigError: the method is offered, but not with what quantization_config says.
     """
-    method = config.quantization.get("quant_method") if config.quantization else args.quantization
+    method = config.quantization.get("quant_method") if config.quantization else None
     owned = plugins.get("quantizations", method) if isinstance(method, str) else None
     if owned is None or owned.value.target is None:
         return ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from modelbay import trust_lock
@@ -99,12 +101,39 @@ def _named_in(directory: ModelFiles, trace: Trace) -> dict[str, str]:
     return {name: digest for code, closure in found if code is directory for name, digest in closure.digests().items()}
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is the user's Ctrl-C, rather than something that code raises to get past ``except Exception``."""
+    return type(error) is KeyboardInterrupt
+
+
+@contextmanager
+def contained(what: str) -> Iterator[None]:
+    """Run trusted code: what would end the process (SystemExit and its like) is an error of that code.
+
+    Args:
+        what: which code, for the message.
+
+    Raises:
+        RemoteCodeError: it raised what is no Exception; Exceptions pass.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise RemoteCodeError(f"{what} raised {_said(error)}.") from error
+
+
 def _import(closure: Closure, parsed: Reference, repository: str) -> Any:
     where = f"{file_of(parsed.module)} of {repository}"
     package = package_name(closure)
     try:
         module = importlib.import_module(f"{package}.{parsed.module}")
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         raise RemoteCodeError(f"{where} failed while it was imported: {_reason(error, package)}") from error
     if not isinstance(getattr(module, parsed.name, None), type):
         near = ", ".join(sorted(name for name, value in vars(module).items() if isinstance(value, type))[:10])
@@ -120,4 +149,12 @@ def _reason(error: BaseException, package: str) -> str:
             )
         name = error.name.partition(".")[0]
         return f"it needs the Python package {name}. Install it: pip install {name}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return _said(error)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # its own __str__ fails
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

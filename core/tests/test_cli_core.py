@@ -22,8 +22,11 @@ from modelbay import __version__
 from modelbay.args import EngineArgs
 from modelbay.cli.group import split_global_options
 from modelbay.cli.main import run
-from modelbay.cli.options import engine_args_from, engine_kwargs_from, engine_options, flag
+from modelbay.cli.options import engine_kwargs_from, engine_options, flag
 from modelbay.cli.output import print_lines, print_table
+from modelbay.resolve import engine_args
+from modelbay.settings import load_settings
+from modelbay.trace import Trace
 from modelbay_testing.distributions import see_only, write_distribution
 
 PLUGIN = """
@@ -404,7 +407,8 @@ def invoke(*argv: str) -> tuple[dict[str, Any], EngineArgs]:
     @engine_options
     @click.pass_context
     def command(ctx: click.Context, model: str, **options: Any) -> None:
-        seen.extend([engine_kwargs_from(ctx, options), engine_args_from(ctx, options, model)])
+        kwargs = engine_kwargs_from(ctx, options)
+        seen.extend([kwargs, engine_args(model, kwargs, load_settings(), Trace())])
 
     command.main(["m", *argv], standalone_mode=False)
     return seen[0], seen[1]

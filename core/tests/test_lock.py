@@ -265,6 +265,64 @@ def test_what_is_no_lock_is_a_usage_error(tmp_path: Path, ask: Callable[..., Any
         ask(write(tmp_path / "model", MODEL), locked=str(tmp_path / "modelbay.lock"))
 
 
+SHA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data.update(extra=1), "the file has unknown key 'extra'"),
+        (lambda data: data.pop("code"), "the file has no key 'code'"),
+        (lambda data: data.update(format=True), "format True, this version reads 1"),
+        (lambda data: data.update(args=[]), r"args must be an object, got \[\]"),
+        (lambda data: data["args"].update(model="x"), "args has 'model', which no lock pins"),
+        (lambda data: data["args"].update(seed="many"), "seed must be an integer, got 'many'"),
+        (lambda data: data.update(plugins=None), "plugins must be an object, got None"),
+        (lambda data: data["versions"].update(torch=2), "versions.torch must be text, got 2"),
+        (lambda data: data["resolution"].update(dtype=[]), "resolution.dtype must be text, a number or null"),
+        (lambda data: data.update(code={}), "code must be a list"),
+        (lambda data: data["code"].append({}), r"code\[0\] has no key 'reference'"),
+        (lambda data: data.update(tokenizer=[]), "tokenizer must be an object"),
+        (lambda data: data["model"].update(commit="main"), "model.commit must be a full commit .* got 'main'"),
+        (lambda data: data["model"].update(commit=7), "model.commit must be a full commit .* got 7"),
+        (lambda data: data["model"].update(repository="../a/b"), "model.repository must be a hub id or null"),
+        (lambda data: data["model"].update(repository=["a/b"]), "model.repository must be a hub id or null"),
+        (lambda data: data["model"].update(reference=1), "model.reference must be text or null, got 1"),
+        (lambda data: data["model"].update(since="x"), "model has unknown key 'since'"),
+        (lambda data: data["model"].update(files=[]), "model.files must be an object"),
+        (lambda data: data["model"]["files"].update({"config.json": "abc"}), "must be a SHA-256, got 'abc'"),
+        (lambda data: data["model"]["files"].update({"config.json": None}), "must be a SHA-256, got None"),
+        (lambda data: data["model"]["files"].update({"../x": SHA}), "must be a path inside the model, got '../x'"),
+    ],
+)
+def test_a_lock_that_was_edited_by_hand_says_what_is_wrong(
+    tmp_path: Path, ask: Callable[..., Any], change: Callable[[Any], Any], said: str
+) -> None:
+    model = write(tmp_path / "model", MODEL)
+    path = Path(locked(ask(model), tmp_path / "modelbay.lock"))
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=said):
+        ask(model, locked=str(path))
+
+
+def test_a_key_that_a_lock_has_twice_is_refused(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    model = write(tmp_path / "model", MODEL)
+    path = Path(locked(ask(model), tmp_path / "modelbay.lock"))
+    path.write_text(path.read_text().replace('"plugins"', '"args": {},\n "plugins"'))
+    with pytest.raises(UsageError, match="the key 'args' twice"):
+        ask(model, locked=str(path))
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_output_without_a_name_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run(["lock", str(write(tmp_path / "model", MODEL)), "-o", name]) == 2
+    assert "--output is empty" in capsys.readouterr().err
+
+
 def test_the_command_writes_a_file_that_a_locked_run_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         raw={},
         text=SimpleNamespace(),
         quantization=None,
+        checkpoint_dtype="bfloat16",
     )
     seen: dict[str, Any] = {}
 
@@ -218,8 +219,10 @@ def test_c11_an_offered_method_is_traced(model: Any, plugin: Any) -> None:
 
 def test_c11_contradictions_and_absent_methods_are_errors(model: Any, plugin: Any) -> None:
     loaded = plugin(native=YES, records=OFFERED)
-    with pytest.raises(ConfigError, match="the argument quantization is 'awq', which no installed plugin offers"):
+    with pytest.raises(UsageError, match="no installed plugin offers the quantization method 'awq'"):
         resolve("m", plugins=loaded, quantization="awq")
+    with pytest.raises(UsageError, match=r"quantization='fp8', but the checkpoint is not quantised: its config has no"):
+        resolve("m", plugins=loaded, quantization="fp8")
     model.config.quantization = {"quant_method": "fp8"}
     with pytest.raises(UsageError, match="quantization='awq', but the checkpoint is quantised with 'fp8'"):
         resolve("m", plugins=loaded, quantization="awq")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from modelbay import resolve
 from modelbay.cli.main import run
 from modelbay.errors import ConfigError, OfflineError, RemoteCodeError, RevisionNotFoundError, TrustError
 from modelbay.source import ModelFiles, find_files
@@ -316,6 +317,11 @@ def test_offline_code_that_is_not_cached_is_listed(hub: LocalHub, monkeypatch: p
         ("from .gone import X\n", r"needs gone\.py, which the repository lacks"),
         ("1 / 0\n", "ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
+        ("raise SystemExit\n", "while it was imported: SystemExit$"),
+        ("raise GeneratorExit('x')\n", "GeneratorExit: x"),
+        ("class Stop(BaseException): pass\nraise Stop('x')\n", "Stop: x"),
+        ("class Ctrl(KeyboardInterrupt): pass\nraise Ctrl\n", "Ctrl$"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd\n", "Odd$"),
         ("class Other: pass\n", r"m\.py of .* has no class C\. Its classes: Other"),
         ("def broken(:\n", r"m\.py of .* failed while it was imported: SyntaxError: .*m\.py, line 1"),
     ],
@@ -324,6 +330,20 @@ def test_failing_code_is_one_line_with_the_reason(tmp_path: Path, code_cache: Pa
     with pytest.raises(RemoteCodeError, match=message) as caught:
         load(write(tmp_path / "model", {"config.json": "{}", "m.py": code}), "m.C")
     assert "\n" not in str(caught.value)
+
+
+def test_an_interrupt_while_code_is_imported_stays_one(tmp_path: Path, code_cache: Path) -> None:
+    folder = write(tmp_path / "model", {"config.json": "{}", "m.py": "raise KeyboardInterrupt\n"})
+    with pytest.raises(KeyboardInterrupt):
+        load(folder, "m.C")
+
+
+def test_a_config_class_that_exits_is_an_error(tmp_path: Path, code_cache: Path) -> None:
+    code = "class C:\n    model_type = 'x'\n    def __init__(self, **values):\n        raise SystemExit(0)\n"
+    config = json.dumps({"model_type": "x", "architectures": ["X"], "auto_map": {"AutoConfig": "m.C"}})
+    folder = write(tmp_path / "model", {"config.json": config, "m.py": code})
+    with pytest.raises(RemoteCodeError, match="the config class C raised SystemExit: 0"):
+        resolve(str(folder), trust_remote_code=True)
 
 
 def test_a_missing_module_names_the_ones_there_are(tmp_path: Path, code_cache: Path) -> None:

@@ -24,6 +24,7 @@ from modelbay.weights.transforms import (
     Transpose,
     Unstack,
 )
+from modelbay_testing.records import apply_piece
 
 CONFIG = SimpleNamespace(num_heads=4, get={}.get)
 EXPERT = r"experts\.(?P<index>\d+)\."
@@ -50,7 +51,7 @@ def put_together(pieces, tensors):
         value = tensors[piece.source] if index is None else tensors[piece.source][index]
         for step in steps:
             value = step.apply(value)
-        assert torch.equal(value, piece.apply(tensors[piece.source]))
+        assert torch.equal(value, apply_piece(piece, tensors[piece.source]))
         assert tuple(value.shape) == piece.shape
         whole = results.setdefault(piece.name, torch.full(piece.full_shape, float("nan")))
         place = piece.place_in(whole)

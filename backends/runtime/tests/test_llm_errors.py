@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modelbay import LLM, PoolingParams, SamplingParams
-from modelbay.errors import EngineError, UsageError
+from modelbay.errors import BackendError, EngineError, UsageError
 
 TEXT = "A model is loaded, its layers"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -133,7 +133,7 @@ def test_the_request_that_is_named_is_the_one_with_bad_logits(chunk: int, open_l
 
 
 def test_an_activation_that_no_kernel_has_is_refused_before_weights_are_read(checkpoint: Callable[[str], Path]) -> None:
-    with pytest.raises(UsageError, match="no activation 'quick_gelu'"):
+    with pytest.raises(BackendError, match="no activation 'quick_gelu'"):
         LLM(str(checkpoint("llama")), model_impl="native", hf_overrides={"hidden_act": "quick_gelu"})
 
 

@@ -24,6 +24,7 @@ from modelbay.errors import BackendError
 from modelbay.weights.formats import TensorEntry
 from modelbay.weights.matching import Expected, Known
 from modelbay.weights.names import make_pieces
+from modelbay_testing.records import apply_piece
 from modelbay_transformers.conversion import compile_mapping
 
 CONFIG = SimpleNamespace(num_attention_heads=2, get_text_config=lambda: SimpleNamespace(num_hidden_layers=3))
@@ -38,7 +39,7 @@ def converted(mapping, tensors):
     results = {}
     for piece in make_pieces(entries, compile_mapping(mapping, CONFIG), SimpleNamespace(), known):
         whole = results.setdefault(piece.name, torch.full(piece.full_shape, float("nan")))
-        piece.place_in(whole).copy_(piece.apply(tensors[piece.source]))
+        piece.place_in(whole).copy_(apply_piece(piece, tensors[piece.source]))
     return results
 
 

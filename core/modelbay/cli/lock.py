@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from modelbay.cli.options import engine_kwargs_from, engine_options
+from modelbay.errors import UsageError
 
 
 @click.command("lock")
@@ -20,6 +21,8 @@ def command(ctx: click.Context, model: str, output: str, **options: Any) -> None
 
     A run with --locked FILE takes these commits and settings, and refuses what differs.
     """
+    if not output.strip():
+        raise UsageError("--output is empty: a lock needs the name of a file.", hint="Leave it out, or name one.")
     from modelbay.lock import Lock
     from modelbay.resolve import resolve
 

@@ -11,7 +11,6 @@ import click
 
 from modelbay.args import EngineArgs
 from modelbay.cli.group import global_options
-from modelbay.settings import load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +46,7 @@ def engine_options(command: F) -> F:
     """Decorate a click command with one option for each engine argument.
 
     An option that is not given arrives as None, so that the config file's value, then the default, can stand in;
-    `engine_kwargs_from` and `engine_args_from` read them.
+    `engine_kwargs_from` reads them.
     """
     for entry in reversed(_flag_fields()):
         command = _option(entry)(command)
@@ -62,11 +61,6 @@ def engine_kwargs_from(ctx: click.Context | None, options: Mapping[str, Any]) ->
     names = {entry.name for entry in _flag_fields()}
     given = {name: value for name, value in options.items() if name in names and value is not None}
     return {**given, **global_options(ctx).engine_kwargs()}
-
-
-def engine_args_from(ctx: click.Context | None, options: Mapping[str, Any], model: str) -> EngineArgs:
-    """The complete engine arguments: the command line's, over the config file's, over the defaults."""
-    return EngineArgs.create(model, **load_settings().with_defaults(engine_kwargs_from(ctx, options)))
 
 
 def flag(name: str) -> str:

@@ -145,8 +145,11 @@ def _refuses_null(entry: dataclasses.Field[Any]) -> bool:
 
 def _call(cls: Any, values: Mapping[str, Any]) -> Any:
     """``cls(**values)``; whatever a class raises about its values is the config's fault, said in one line."""
+    from modelbay.trust import contained
+
     try:
-        return cls(**copy.deepcopy(dict(values)))
+        with contained(f"the config class {cls.__name__}"):
+            return cls(**copy.deepcopy(dict(values)))
     except ModelbayError:
         raise
     except Exception as error:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelbay import hub
 from modelbay.errors import ConfigError, UsageError, WeightsError
 from modelbay.trace import Rejected
+from modelbay.weights.header import DTYPES, read_header
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
@@ -19,28 +19,45 @@ if TYPE_CHECKING:
 
 RUN_DTYPES = ("float32", "bfloat16", "float16")
 _NAMES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
-_HEADER = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_MAX_HEADER = 100 * 2**20
+_FLOATS = (*RUN_DTYPES, "float64")
+#: The value of the argument ``dtype`` that keeps each backbone's own.
+BACKBONE = "backbone"
 
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """The dtype to run in, the checkpoint's own (None: nothing says it), and the reason for the first."""
+    """The dtype to run in, the checkpoint's own (None: nothing says it), and the reason for the first.
+
+    ``backbones``: see `ModelConfig.backbone_dtypes`.
+    """
 
     run: str
     checkpoint: str | None
     source: str
+    backbones: Mapping[str, str] = field(default_factory=dict)
 
 
 def resolve_dtype(
     asked: str, device: str, raw: Mapping[str, Any], text_path: tuple[str, ...], files: ModelFiles, trace: Trace
 ) -> Dtype:
-    """Argument, else config from the outside in, else the weights' header, else float32."""
+    """Argument, else config from the outside in, else the weights' header, else float32.
+
+    Raises:
+        UsageError: the argument is no dtype to run in.
+        ConfigError: what the config says is none.
+    """
+    wanted = "auto" if asked in ("auto", BACKBONE) else _run_dtype(asked)
     found = _from_config(raw, text_path) or _from_header(files)
     checkpoint = found[0] if found else None
-    _trace_differing(raw, checkpoint, trace)
-    if asked != "auto":
-        return Dtype(_run_dtype(asked), checkpoint, "argument dtype")
+    whole = _automatic(found, device, trace) if wanted == "auto" else Dtype(wanted, checkpoint, "argument dtype")
+    if asked == BACKBONE:
+        return _of_backbones(raw, text_path, whole, trace)
+    _trace_differing(raw, checkpoint, whole.run, trace)
+    return whole
+
+
+def _automatic(found: tuple[str, str] | None, device: str, trace: Trace) -> Dtype:
+    """What the checkpoint says, where a kernel takes it and the device does not prefer another."""
     if found is None:
         return Dtype("float32", None, "derived: neither config nor weights say one")
     name, source = found
@@ -51,6 +68,23 @@ def resolve_dtype(
         trace.decide("config", "float32 checkpoint", "bfloat16", "the device prefers bfloat16", rejected=rejected)
         return Dtype("bfloat16", name, f"derived: float32 in {source}, and the device prefers bfloat16")
     return Dtype(name, name, source)
+
+
+def _of_backbones(raw: Mapping[str, Any], text_path: tuple[str, ...], whole: Dtype, trace: Trace) -> Dtype:
+    """Each backbone in the dtype that its own config says; what says none, in that of the whole."""
+    own = {
+        ".".join(path): "float32" if name == "float64" else name
+        for path, name in ((path, _checked(value, path)) for path, value in _nested_dtypes(raw))
+    }
+    if not own:
+        return whole
+    backbones = {"": whole.run, **own}
+    trace.decide("config", "backbone dtypes", backbones, f"argument dtype={BACKBONE}")
+    for depth in range(len(text_path), 0, -1):
+        text = ".".join(text_path[:depth])
+        if text in own:
+            return Dtype(own[text], whole.checkpoint, f"config.json ({text}.dtype), by dtype={BACKBONE}", backbones)
+    return Dtype(whole.run, whole.checkpoint, whole.source, backbones)
 
 
 def prefers_bfloat16(device: str) -> bool:
@@ -67,7 +101,7 @@ def prefers_bfloat16(device: str) -> bool:
 def _run_dtype(asked: Any) -> str:
     name = _plain(str(asked))  # torch.float32 itself will do
     if name not in RUN_DTYPES:
-        raise UsageError(f"dtype must be auto, {', '.join(RUN_DTYPES)}, got {asked!r}.")
+        raise UsageError(f"dtype must be auto, {BACKBONE}, {', '.join(RUN_DTYPES)}, got {asked!r}.")
     return name
 
 
@@ -81,76 +115,76 @@ def _from_config(raw: Mapping[str, Any], text_path: tuple[str, ...]) -> tuple[st
     for depth in range(len(text_path) + 1):
         for key in ("dtype", "torch_dtype"):
             value = level.get(key)
-            if value is None or value == "auto":
-                continue
-            where = ".".join((*text_path[:depth], key))
-            name = _plain(value) if isinstance(value, str) else value
-            if name not in (*RUN_DTYPES, "float64"):
-                raise ConfigError(
-                    f"the config's {where} is {value!r}, which is not a dtype that models run in.",
-                    hint=f"Give dtype as one of {', '.join(RUN_DTYPES)} with hf_overrides.",
-                )
-            return name, f"config.json ({where})"
+            if value is not None and value != "auto":
+                path = (*text_path[:depth], key)
+                return _checked(value, path), f"config.json ({'.'.join(path)})"
         if depth < len(text_path):
             level = level[text_path[depth]]
     return None
 
 
-def _trace_differing(raw: Mapping[str, Any], checkpoint: str | None, trace: Trace) -> None:
-    """Backbones that the config gives a dtype of their own: Transformers would respect it, one dtype runs here."""
-    for path, value in _nested_dtypes(raw):
+def _checked(value: Any, path: tuple[str, ...]) -> str:
+    """The dtype's name as torch has it."""
+    name = _plain(value) if isinstance(value, str) else None
+    if name not in _FLOATS:
+        raise ConfigError(
+            f"the config's {'.'.join(path)} is {value!r}, which is not a dtype that models run in.",
+            hint=f"Give dtype as one of {', '.join(RUN_DTYPES)} with hf_overrides.",
+        )
+    return name
+
+
+def _trace_differing(raw: Mapping[str, Any], checkpoint: str | None, run: str, trace: Trace) -> None:
+    """Backbones that the config gives a dtype of their own: one dtype serves all of them."""
+    for keys, value in _nested_dtypes(raw):
         if checkpoint is not None and _plain(value) != checkpoint:
-            trace.warn(
-                "config", f"dtype of {path}", checkpoint, f"{path} says {value}; one dtype serves the whole model"
-            )
+            path = ".".join(keys)
+            why = f"{path} says {value}; one dtype serves the whole model, dtype={BACKBONE} keeps each one's own"
+            trace.warn("config", f"dtype of {path}", run, why)
 
 
-def _nested_dtypes(level: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+def _nested_dtypes(level: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The sub-configs that say a dtype: the keys that lead there, and what they say."""
     for key, inner in level.items():
         if not isinstance(inner, Mapping) or key == "quantization_config":
             continue
-        value = inner.get("dtype") or inner.get("torch_dtype")
-        if isinstance(value, str):
-            yield ".".join((*path, key)), value
+        said = (inner.get(name) for name in ("dtype", "torch_dtype"))
+        value = next((value for value in said if isinstance(value, str) and value != "auto"), None)
+        if value is not None:
+            yield (*path, key), value
         yield from _nested_dtypes(inner, (*path, key))
 
 
 def _from_header(files: ModelFiles) -> tuple[str, str] | None:
     """The dtype that most bytes of the first safetensors file have, read from its header alone."""
-    names = sorted(files.match("*.safetensors"))
-    if not names:
+    name = _first_file(files)
+    if name is None:
         return None
-    path = files.root / names[0]
-    header = _read_header(path) if path.is_file() else _read_remote_header(files, names[0])
+    path = files.root / name
     sizes: Counter[str] = Counter()
-    for entry in header.values():
-        dtype = _HEADER.get(entry.get("dtype"))
-        if dtype is not None:
-            start, end = entry["data_offsets"]
-            sizes[dtype] += end - start
-    return (sizes.most_common(1)[0][0], f"header of {names[0]}") if sizes else None
+    for dtype, nbytes in _local_tensors(path) if path.is_file() else _remote_tensors(files, name):
+        if dtype in _FLOATS:
+            sizes[dtype] += nbytes
+    return (sizes.most_common(1)[0][0], f"header of {name}") if sizes else None
 
 
-def _read_header(path: Path) -> dict[str, Any]:
-    """Tensor entries of a safetensors file: 8 bytes of header length (little endian), then JSON."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(size)) if 0 < size <= _MAX_HEADER else None
-        except ValueError:
-            header = None
-    if not isinstance(header, dict):
-        raise WeightsError(
-            f"{path} is not a safetensors file: its header cannot be read.",
-            hint="A truncated download, or a git-lfs pointer instead of the file? Fetch it again.",
-        )
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+def _first_file(files: ModelFiles) -> str | None:
+    from modelbay.weights.safetensors import Safetensors
+
+    try:
+        return next(iter(Safetensors().select(files)), None)
+    except WeightsError:  # files that an index names are absent: whoever loads them says so, a dummy model needs none
+        return None
 
 
-def _read_remote_header(files: ModelFiles, name: str) -> dict[str, Any]:
+def _local_tensors(path: Path) -> Iterable[tuple[str, int]]:
+    return ((entry.dtype, entry.nbytes) for entry in read_header(path))
+
+
+def _remote_tensors(files: ModelFiles, name: str) -> Iterable[tuple[str, int]]:
     """The same of a file that is not downloaded yet; nothing where the hub cannot be asked."""
     if files.repo_id is None or hub.is_offline():
-        return {}
+        return ()
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError
 
@@ -158,8 +192,8 @@ def _read_remote_header(files: ModelFiles, name: str) -> dict[str, Any]:
     try:
         metadata = api.parse_safetensors_file_metadata(files.repo_id, name, revision=files.commit)
     except (HfHubHTTPError, NotASafetensorsRepoError, OSError):
-        return {}  # downloading the weights will say what is wrong
-    return {
-        tensor: {"dtype": info.dtype, "data_offsets": list(info.data_offsets)}
-        for tensor, info in metadata.tensors.items()
-    }
+        return ()  # downloading the weights will say what is wrong
+    tensors = metadata.tensors.values()
+    return (
+        (DTYPES[info.dtype][0], info.data_offsets[1] - info.data_offsets[0]) for info in tensors if info.dtype in DTYPES
+    )

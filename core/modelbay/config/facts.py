@@ -173,7 +173,8 @@ def heads(reader: FactReader, hidden_size: int) -> tuple[int, int, int]:
 
 
 def _kv_heads(reader: FactReader, num_heads: int) -> int:
-    if _is_multi_query(reader):
+    multi_query = reader.find("multi_query")
+    if multi_query and multi_query[0]:
         return reader.note("num_kv_heads", 1, "derived: multi_query")
     value = reader.optional_int("num_kv_heads", "num_key_value_heads")
     if value is None:
@@ -181,13 +182,6 @@ def _kv_heads(reader: FactReader, num_heads: int) -> int:
     if value < 1 or num_heads % value:
         raise ConfigError(f"the config's {num_heads} attention heads cannot share {value} KV heads evenly.")
     return value
-
-
-def _is_multi_query(reader: FactReader) -> bool:
-    """One KV head by a flag. A decoder that has it and counts KV heads all the same says so with a second flag."""
-    flags = [reader.find(key) for key in ("multi_query", "new_decoder_architecture")]
-    multi_query, counts_anyway = (bool(found and found[0]) for found in flags)
-    return multi_query and not counts_anyway
 
 
 def _head_size(reader: FactReader, hidden_size: int, num_heads: int) -> int:

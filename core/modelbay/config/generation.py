@@ -14,7 +14,49 @@ if TYPE_CHECKING:
     from modelbay.trace import Trace
 
 GENERATION_FILE = "generation_config.json"
-SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+#: The keys that are default sampling, and what a request calls them (C10).
+SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+#: What changes the output elsewhere and is not done here: key -> the values with which it changes nothing. Null never
+#: does. Lengths (max_length, min_length) are the request's business.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": ([],),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "forced_decoder_ids": ([],),
+    "sequence_bias": ([], {}),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1,),
+    "watermarking_config": (),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "stop_strings": ([], ""),
+    "token_healing": (False,),
+    "prompt_lookup_num_tokens": (),
+    "num_return_sequences": (1,),
+}
 
 
 def default_generation(files: ModelFiles, choice: str, trace: Trace) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -32,7 +74,28 @@ def default_generation(files: ModelFiles, choice: str, trace: Trace) -> tuple[di
     if values.get("do_sample") is False and sampling.get("temperature"):
         sampling["temperature"] = 0.0  # greedy, as Transformers reads it
     trace.decide("config", "default sampling", sampling, source if values else f"no {GENERATION_FILE}")
+    _warn_of_the_rest(values, source, trace)
     return sampling, stop
+
+
+def _warn_of_the_rest(values: Mapping[str, Any], source: str, trace: Trace) -> None:
+    """Name what would change the output in Transformers and does not here."""
+    rest = {
+        key: values[key]
+        for key, neutral in WITHOUT_EFFECT.items()
+        if values.get(key) is not None and values[key] not in neutral
+    }
+    if rest:
+        trace.warn(
+            "config",
+            "generation settings without effect",
+            {key: _shortened(value) for key, value in rest.items()},
+            f"{source} has them; what a request can ask for is default sampling and stop tokens",
+        )
+
+
+def _shortened(value: Any) -> Any:
+    return f"{len(value)} entries" if isinstance(value, list | dict) and len(value) > 8 else value
 
 
 def stop_ids(raw: Mapping[str, Any], text_raw: Mapping[str, Any], generation: tuple[int, ...]) -> tuple[int, ...]:

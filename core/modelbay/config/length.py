@@ -63,8 +63,12 @@ def max_model_len(
     tokenizer_config: Mapping[str, Any] | None,
     asked: int | None,
     trace: Trace,
+    sentence_limit: int | None = None,
 ) -> int:
     """The longest sequence in tokens.
+
+    Args:
+        sentence_limit: the longest text that an embedding model was made for, where it is less than it has positions.
 
     Raises:
         UsageError: more was asked for than the model has, and nothing forces it.
@@ -76,6 +80,8 @@ def max_model_len(
         if limit is not None and asked > limit.stretched:
             _refuse_unless_forced(asked, limit, trace)
         return reader.note("max_model_len", asked, "argument max_model_len")
+    if sentence_limit is not None and sentence_limit < min(filter(None, (limit and limit.length, tokenizer_limit, HUGE))):
+        return reader.note("max_model_len", sentence_limit, "sentence_bert_config.json (max_seq_length)")
     if limit is None and tokenizer_limit is None:
         trace.warn("config", "maximum length", FALLBACK, "neither config nor tokenizer says one; give max_model_len")
         return reader.note("max_model_len", FALLBACK, "derived: nothing says it")

@@ -19,6 +19,7 @@ from modelbay.config.reader import check_depth, read_raw
 from modelbay.config.rope_facts import rope
 from modelbay.config.text import TextConfig, find_text
 from modelbay.errors import ConfigError, UsageError
+from modelbay.pooling.modules import max_length as sentence_length
 
 if TYPE_CHECKING:
     from modelbay.args import EngineArgs
@@ -102,7 +103,10 @@ def _facts(
     rope_specs = rope(reader, head_size, trace)
     dtype = resolve_dtype(args.dtype, args.device, raw, text.path, files, trace)
     generation, generation_stop = default_generation(files, args.generation_config, trace)
-    length = max_model_len(reader, rope_specs, files.read_json("tokenizer_config.json"), args.max_model_len, trace)
+    length = max_model_len(
+        reader, rope_specs, files.read_json("tokenizer_config.json"), args.max_model_len, trace,
+        sentence_limit=None if args.runner == "generate" else sentence_length(files),
+    )  # fmt: skip
     reader.note("dtype", dtype.run, dtype.source)
     stop = stop_ids(raw, text.raw, generation_stop)
     reader.note("eos_token_ids", stop, "config.json and generation_config.json")
@@ -133,6 +137,7 @@ def _facts(
         generation=generation,
         sources=reader.sources,
         per_layer=tuple(reader.per_layer),
+        backbone_dtypes=dtype.backbones,
     )
 
 

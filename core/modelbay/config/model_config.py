@@ -19,6 +19,8 @@ class ModelConfig:
     ``raw`` is the checkpoint's config after overrides and historical patches; ``text_path`` the keys that lead from
     it to the text config (empty if there is no nested one). ``num_heads`` is 0 for a model without attention.
     ``per_layer``: config keys that differ from layer to layer; the fact is then the largest value.
+    ``backbone_dtypes``: with ``dtype="backbone"`` the dtype of every sub-config that says one, by the dotted keys that
+    lead to it, and under "" that of all which say none; else empty, and ``dtype`` serves everything. See `dtype_of`.
     """
 
     model_type: str
@@ -47,6 +49,7 @@ class ModelConfig:
     generation: Mapping[str, Any] = field(default_factory=dict)  # default sampling, C10
     sources: Mapping[str, str] = field(default_factory=dict)
     per_layer: tuple[str, ...] = ()
+    backbone_dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the text config: JSON, else class default, else ``default``; null is the same as absent."""
@@ -62,6 +65,17 @@ class ModelConfig:
         for key in self.text_path:
             values = values.get(key) or {}
         return values
+
+    def dtype_of(self, *path: str) -> str:
+        """The dtype for what the sub-config under these keys describes: ``dtype_of("vision_config")``.
+
+        ``dtype`` itself is that of the text model.
+        """
+        for depth in range(len(path), -1, -1):
+            own = self.backbone_dtypes.get(".".join(path[:depth]))
+            if own is not None:
+                return own
+        return self.dtype
 
     def rope_for(self, layer_type: str) -> RopeSpec | None:
         return self.rope.get(layer_type, self.rope.get("default"))

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from modelbay.errors import ConfigError
+from modelbay.errors import UsageError
 from modelbay.rope import PARTIAL_KEYS, ROPE_DICTS, ROPE_KEYS, THETA_KEYS, merge_rope_override
 
 #: What any config may carry, whether this one does or not.
@@ -97,14 +97,14 @@ def _belongs_to_text(key: str, text_path: tuple[str, ...]) -> bool:
     return bool(text_path) and key not in top_level and key in COMMON_KEYS
 
 
-def _unknown(name: str, key: str, known: Iterable[str], text_path: tuple[str, ...] = ()) -> ConfigError:
+def _unknown(name: str, key: str, known: Iterable[str], text_path: tuple[str, ...] = ()) -> UsageError:
     if _belongs_to_text(key, text_path):
         nested = f'"{key}": …'
         for part in reversed(text_path):
             nested = f'"{part}": {{{nested}}}'
-        return ConfigError(
+        return UsageError(
             f"hf_overrides: {name!r} has no effect here, the text config is nested.", hint=f"Use {{{nested}}}."
         )
     near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}?" if near else "Neither the config nor its class knows it."
-    return ConfigError(f"hf_overrides: unknown config key {name!r}.", hint=hint)
+    return UsageError(f"hf_overrides: unknown config key {name!r}.", hint=hint)

@@ -33,18 +33,3 @@ class PlainConfig:
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({values})"
-
-
-def class_defaults(cls: type) -> dict[str, Any]:
-    """The defaults that a `PlainConfig` subclass states, its bases' included."""
-    defaults: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if base in (object, PlainConfig):
-            continue
-        defaults |= {name: value for name, value in vars(base).items() if _is_default(name, value)}
-    return defaults
-
-
-def _is_default(name: str, value: Any) -> bool:
-    special = name.startswith("_") or name in ("model_type", "aliases")
-    return not special and not callable(value) and not isinstance(value, property | classmethod | staticmethod)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelbay.errors import ModelbayError, TokenizerError
+from modelbay.errors import ModelbayError, RemoteCodeError, TokenizerError
 from modelbay.trace import Rejected
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _remote(files: ModelFiles) -> str | None:
 
 
 def _load_remote(reference: str, files: ModelFiles, args: EngineArgs, trace: Trace) -> Any:
-    from modelbay.trust import load_remote_class
+    from modelbay.trust import contained, load_remote_class
 
     cls = load_remote_class(
         reference,
@@ -124,7 +124,10 @@ def _load_remote(reference: str, files: ModelFiles, args: EngineArgs, trace: Tra
     )
     trace.decide("tokenizer", "code", reference, f"auto_map of {files.reference}")
     try:
-        return cls.from_pretrained(str(files.root), local_files_only=True)
+        with contained(f"the tokenizer class {cls.__name__} of {files.reference}"):
+            return cls.from_pretrained(str(files.root), local_files_only=True)
+    except RemoteCodeError:
+        raise
     except Exception as error:
         raise _failed(files, error) from error
 

@@ -24,13 +24,14 @@ def load_tokenizer(files: ModelFiles, config: ModelConfig, plugins: Plugins, arg
     """The tokenizer as Transformers returns it, its expensive attributes cached, safe to use from many threads.
 
     Raises:
+        UsageError: nobody offers the mode.
         TokenizerError: there is none, or it cannot be loaded in the mode that was asked for.
         TrustError: only code in the repository could load it, and it is not trusted.
     """
     formats = [owned.value for owned in plugins.all("load_formats") if owned.value.tokenizer_mode]
     found = tokenizer_files(files, formats, args, trace)
     mode, source = _mode(found, formats, args)
-    owned = plugins.require("tokenizer_modes", mode, "tokenizer_mode")
+    owned = plugins.named("tokenizer_modes", mode, "tokenizer_mode")
     trace.decide("tokenizer", "mode", mode, f"{source}, offered by {owned.owner}")
     tokenizer = load_target(owned.value.target)(found, config, args, trace)
     if args.tokenizer_mode == "auto":

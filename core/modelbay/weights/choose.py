@@ -24,11 +24,11 @@ def choose_format(
     A format that is named is used even where another would find files: it never falls back.
 
     Raises:
-        PluginError: no plugin offers the name.
+        UsageError: no plugin offers the name; PluginError: one that failed does.
         WeightsError: no format finds any weights.
     """
     if load_format != "auto":
-        spec: LoadFormatSpec = plugins.require("load_formats", load_format, "load format").value
+        spec: LoadFormatSpec = plugins.named("load_formats", load_format, "load format").value
         trace.decide("weights", "load format", spec.name, "argument")
         return spec, load_target(spec.target)()
     rejected: list[Rejected] = []

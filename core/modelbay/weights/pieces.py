@@ -1,6 +1,6 @@
 """A piece: what one tensor on disk (or a part of it) becomes in the model, as a short list of views.
 
-No torch: shapes are worked out on tuples, and `Piece.apply` calls methods that tensors have.
+No torch: shapes are worked out on tuples, and a step's ``apply`` calls methods that tensors have.
 """
 
 from __future__ import annotations
@@ -171,10 +171,3 @@ class Piece:
     def sources(self) -> tuple[str, ...]:
         """Every tensor on disk that it is made of."""
         return (self.source,) if self.scale is None else (self.source, self.scale.source)
-
-    def apply(self, tensor: Any) -> Any:
-        """All views on the whole tensor from disk, of a piece that is not scaled."""
-        for step in self.steps:
-            assert not isinstance(step, Scale), "scales are read with the tensor: see `scale`"
-            tensor = step.apply(tensor)
-        return tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from modelbay.weights.diagnose import damaged
 from modelbay.weights.formats import Index, TensorEntry
 from modelbay.weights.header import HeaderEntry, read_header
 from modelbay.weights.index import check_index, merge_entries, select_files
+from modelbay.weights.mapping import give_back, map_private
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 INDEXES = ("model.safetensors.index.json",)
 PATTERNS = ("*.safetensors",)
-
-# Python names the flag only from 3.13 on. Without it Linux counts a private mapping as memory that may be written, and
-# refuses to map a file larger than RAM.
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class Safetensors:
@@ -90,11 +86,8 @@ class SafetensorsSource:
     def release(self, name: str) -> None:
         file, entry = self._where[name]
         mapped = self._maps.get(file)
-        if mapped is None or not entry.nbytes or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        # Whole pages: a neighbour's part of the first or last page is read again when it is needed.
-        start = entry.begin - entry.begin % mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+        if mapped is not None:
+            give_back(mapped, entry.begin, entry.end)
 
     def close(self) -> None:
         """Let go of the files. Views that are still alive hold the mapping, which ends with the last of them: torch
@@ -108,21 +101,13 @@ class SafetensorsSource:
         self.close()
 
     def _map(self, file: str) -> mmap.mmap:
-        """The file mapped privately: writable for torch, which wants that of a buffer, and never written back."""
         if file not in self._maps:
             path = self._paths[file]
             try:
                 with path.open("rb") as handle:
-                    self._maps[file] = _private_map(handle.fileno())
+                    self._maps[file] = map_private(handle)
             except (OSError, ValueError) as error:
                 raise damaged(path, f"it cannot be mapped into memory ({error})") from error
             if len(self._maps[file]) < self._sizes[file]:
                 raise damaged(path, "it became shorter after it was opened", "Load it again when it is complete.")
         return self._maps[file]
-
-
-def _private_map(fileno: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(fileno, 0, access=mmap.ACCESS_COPY)
-    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-    return mmap.mmap(fileno, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)

@@ -177,19 +177,19 @@ def test_c1_nested_overrides_merge(load, llama) -> None:
 )
 def test_c1_unknown_override_names_the_nearest(load, llama, override, near) -> None:
     """Case 15."""
-    with pytest.raises(ConfigError, match=f"Did you mean '{near}'"):
+    with pytest.raises(UsageError, match=f"Did you mean '{near}'"):
         load(llama, hf_overrides=override)
 
 
 def test_c1_unknown_nested_override_names_its_path(load, llama) -> None:
     outer = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": llama}
-    with pytest.raises(ConfigError, match=r"text_config\.num_layer"):
+    with pytest.raises(UsageError, match=r"text_config\.num_layer"):
         load(outer, hf_overrides={"text_config": {"num_layer": 2}})
 
 
 def test_c1_override_beside_a_nested_text_config_is_refused(load, llama) -> None:
     outer = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": llama}
-    with pytest.raises(ConfigError, match=r'Use \{"text_config": \{"max_position_embeddings": …\}\}'):
+    with pytest.raises(UsageError, match=r'Use \{"text_config": \{"max_position_embeddings": …\}\}'):
         load(outer, hf_overrides={"max_position_embeddings": 128})
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from modelbay.config.plain import class_defaults
 from modelbay_deepseek.config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config, KimiK2Config
+from modelbay_testing.records import class_defaults
 
 #: What Transformers' classes leave out: the official classes' defaults, where not having them means them.
 OFFICIAL = {

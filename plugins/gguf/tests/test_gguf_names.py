@@ -19,6 +19,7 @@ from modelbay_gguf.archs import ARCHS, arch_named
 from modelbay_gguf.config import read_config
 from modelbay_gguf.names import transforms
 from modelbay_gguf.weights import GgufSource
+from modelbay_testing.records import apply_piece
 
 
 def _facts(config: Any, **changes: Any) -> Any:
@@ -38,7 +39,7 @@ def _state(path: Any, config: Any) -> dict[str, torch.Tensor]:
     facts = _facts(config)
     with GgufSource({path.name: path}) as source:
         pieces = make_pieces(source.entries(), transforms(facts), facts)
-        return {piece.name: piece.apply(source.read(piece.source)).float().clone() for piece in pieces}
+        return {piece.name: apply_piece(piece, source.read(piece.source)).float().clone() for piece in pieces}
 
 
 def _transformers_state(path: Any) -> dict[str, torch.Tensor]:

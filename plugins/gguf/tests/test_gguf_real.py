@@ -18,6 +18,7 @@ from modelbay_gguf.names import transforms
 from modelbay_gguf.tokenizer import load
 from modelbay_gguf.weights import Gguf
 from modelbay_testing.assets import or_skip, smollm2_gguf
+from modelbay_testing.records import apply_piece
 
 pytestmark = pytest.mark.real
 
@@ -47,7 +48,7 @@ def test_w4_every_tensor_is_what_transformers_reads(path: Path, files_of: Callab
         assert {piece.name for piece in pieces} == expected.keys() - {"lm_head.weight"}
         assert len(pieces) == 272
         for piece in pieces:
-            assert torch.equal(piece.apply(source.read(piece.source)), expected[piece.name]), piece.name
+            assert torch.equal(apply_piece(piece, source.read(piece.source)), expected[piece.name]), piece.name
             source.release(piece.source)
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from modelbay.config.plain import class_defaults
 from modelbay_llama.config import LlamaConfig, MistralConfig
+from modelbay_testing.records import class_defaults
 
 
 def theirs(model_type: str) -> dict:

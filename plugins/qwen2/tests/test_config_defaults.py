@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from modelbay.config.plain import class_defaults
 from modelbay_qwen2.config import Qwen2Config
+from modelbay_testing.records import class_defaults
 
 
 def theirs(model_type: str) -> dict:

@@ -12,6 +12,8 @@ from modelbay.resolve import Resolution
 from modelbay.specs import load_target
 from modelbay_runtime.api import BuildContext, KVSpec
 from modelbay_runtime.kernels.table import KernelTable
+from modelbay_runtime.parallel.context import ParallelContext
+from modelbay_runtime.parallel.mesh import Mesh
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -55,22 +57,26 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def build_model(resolution: Resolution) -> BuiltModel:
+def build_model(resolution: Resolution, parallel: ParallelContext | None = None) -> BuiltModel:
     """Build on meta, negotiate kernels, and write every decision to the resolution's trace.
+
+    Args:
+        parallel: this process's place; if not given, the place of the first rank of the mesh that the arguments ask
+            for, alone: such a module can be looked at, and not run.
 
     Raises:
         UsageError: a parallel size, device, dtype or kernel set that cannot be had.
         BackendError: the model class raised.
     """
     args, config, trace = resolution.args, resolution.config, resolution.trace
-    _refuse_unbuilt(args)
+    parallel = parallel or ParallelContext.apart(Mesh.of(args), Mesh.of(args).place(0))
     device = pick_device(args.device)
     trace.decide("build", "device", str(device), "argument" if args.device != "auto" else "what torch sees")
     dtype = DTYPES.get(config.dtype)
     if dtype is None:
         raise UsageError(f"dtype {config.dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
     table = KernelTable(resolution.plugins, device, dtype, args.kernels, args.attention_backend)
-    context = BuildContext(config, dtype, device, table, max_model_len=config.max_model_len)
+    context = BuildContext(config, dtype, device, table, parallel, max_model_len=config.max_model_len)
     owned = resolution.plugins.require("modeling_backends", resolution.backend, "model_impl")
     module = load_target(owned.value.target)().build(resolution, context)
     built = BuiltModel(module, context, dict(module.kv_specs()))
@@ -82,7 +88,8 @@ def build_model(resolution: Resolution) -> BuiltModel:
     for spec, layers in kinds.items():
         per_token = spec.row * dtype.itemsize * layers
         trace.decide("build", "cache", f"{spec} × {layers} layers: {per_token:,} bytes per token", "module on meta")
-    trace.decide("plan", "ranks", "1 (every parameter whole)", "argument")
+    whole = "1 (every parameter whole)" if parallel.mesh.size == 1 else str(parallel.mesh)
+    trace.decide("plan", "ranks", whole, "argument")
     table.report(trace)
     return built
 
@@ -103,14 +110,3 @@ def _check_length(built: BuiltModel, resolution: Resolution) -> None:
 def _count(module: torch.nn.Module) -> int:
     tied = {id(m.weight) for m in module.modules() if getattr(m, "tied_to", None)}
     return sum(p.numel() for p in module.parameters() if id(p) not in tied)
-
-
-def _refuse_unbuilt(args: Any) -> None:
-    """Arguments whose effect is still to be written are not dropped in silence."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if getattr(args, name) != 1:
-            raise UsageError(f"{name}={getattr(args, name)}: this version runs one process; use 1.")
-    if args.enable_expert_parallel:
-        raise UsageError("enable_expert_parallel: this version runs one process; leave it off.")
-    if args.pooler_config:
-        raise UsageError("pooler_config: this version does not pool hidden states yet; leave it out.")

@@ -181,13 +181,15 @@ class LLM:
         since ``fn`` may have changed the weights it was computed with."""
         with self._lock:
             try:
-                return [fn(self.engine.model)]
+                return self.engine.executor.apply(fn)
             finally:
-                self.engine.kv.pool.forget()
+                self.engine.forget_prefixes()
 
     def close(self) -> None:
-        """Give the model's memory back. Idempotent."""
-        self._engine = None
+        """Give the model's memory back, and end the processes that held parts of it. Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> LLM:
         return self

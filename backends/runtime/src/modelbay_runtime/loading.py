@@ -6,6 +6,7 @@ its first tensor, a tensor is a view of the mapped file, converted by the one co
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from modelbay.weights.transforms import Transform
 
 _COMPARE_BYTES = 16 << 20
+_LOG = logging.getLogger("modelbay.weights")
 
 
 def load_weights(
@@ -92,7 +94,7 @@ def _pieces(
     """The format's own names to Hugging Face's, then Hugging Face's to the model's."""
     config = resolution.config
     of_format = tuple(load_target(spec.transforms)(config)) if spec.transforms else ()
-    of_format += quantization_transforms(config, resolution.args, resolution.plugins)
+    of_format += quantization_transforms(config, resolution.plugins)
     of_model: tuple[Transform, ...] | None = getattr(model, "checkpoint_transforms", None)
     if of_model is not None:
         return adapt_pieces(make_pieces(entries, of_format, config, known), of_model, config, known)
@@ -238,9 +240,16 @@ def _say(trace: Trace, report: LoadReport, matching: Matching, config: ModelConf
         trace.decide("weights", f"{duplicate.source}", f"equals {original.source}, tied", "tie_word_embeddings")
     rules = report.ignored_by_rule()
     if BEYOND in rules and not config.get("num_nextn_predict_layers"):
-        trace.warn("weights", BEYOND, f"{rules[BEYOND]} tensors not used", f"num_hidden_layers = {config.num_layers}")
+        source = f"num_hidden_layers = {config.num_layers} ({config.sources.get('num_layers', 'the config')})"
+        _warn(trace, BEYOND, f"{rules[BEYOND]} tensors not used", source)
     if NOT_STRICT in rules:
-        trace.warn("weights", NOT_STRICT, f"{rules[NOT_STRICT]} tensors not used", "argument strict")
+        _warn(trace, NOT_STRICT, f"{rules[NOT_STRICT]} tensors not used", "argument strict")
     made_up = [use.name for use in report.parameters.values() if use.status == "initialised"]
     if made_up and report.format != "dummy":
-        trace.warn("weights", "parameters without a tensor", f"made up: {shorten(made_up)}", "argument strict")
+        _warn(trace, "parameters without a tensor", f"made up: {shorten(made_up)}", "argument strict")
+
+
+def _warn(trace: Trace, question: str, answer: str, source: str) -> None:
+    """Into the trace, and into the log, since the output is another than the checkpoint's."""
+    trace.warn("weights", question, answer, source)
+    _LOG.warning("%s: %s [%s]", question, answer, source)

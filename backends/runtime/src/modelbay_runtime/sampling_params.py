@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
+from modelbay.config.generation import SAMPLING_KEYS
 from modelbay.errors import ConfigError, UsageError
 
 # Below this temperature the distribution is a point in every float format, so the request is greedy.
@@ -21,15 +22,6 @@ MAX_LOGPROBS = 20
 MAX_N = 16384  # vLLM's limit: each is a sequence from the moment the request arrives
 # The one field where null is a value: no limit but the context.
 _NULL_MEANS_NULL = "max_tokens"
-# The keys of generation_config.json that are default sampling, and what they are called here (BEHAVIOUR C10).
-GENERATION_DEFAULTS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +162,7 @@ class SamplingParams:
         """
         defaults = {
             name: generation[key]
-            for key, name in GENERATION_DEFAULTS.items()
+            for key, name in SAMPLING_KEYS.items()
             if generation.get(key) is not None and name not in self.explicit
         }
         if not defaults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelbay import hookimpl
-from modelbay.specs import BackendSpec
+from modelbay.specs import BackendSpec, ConfigPatch
 
 
 @hookimpl
@@ -16,3 +16,9 @@ def register_modeling_backends() -> list[BackendSpec]:
             summary="Transformers' own model code on the runtime's attention and cache",
         )
     ]
+
+
+@hookimpl
+def register_config_patches() -> list[ConfigPatch]:
+    target = "modelbay_transformers.config_patches:falcon_heads"
+    return [ConfigPatch(name="falcon-heads", target=target, model_types=("falcon",))]

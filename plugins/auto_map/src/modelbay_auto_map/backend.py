@@ -46,13 +46,17 @@ class AutoMapBackend:
             BackendError: the rule that the model breaks, or what its code raised.
             RemoteCodeError: its code is absent or failed while it was imported.
         """
+        from modelbay.trust import contained
         from modelbay_auto_map.classes import find_classes
         from modelbay_auto_map.rules import check_instance
         from modelbay_transformers.assemble import assemble
 
         classes = find_classes(resolution)
         try:
-            return assemble(classes, resolution, build, check=lambda outer, base: check_instance(classes, outer, base))
+            with contained(f"{classes.base.__name__} of {resolution.files.reference}, while it was built,"):
+                return assemble(
+                    classes, resolution, build, check=lambda outer, base: check_instance(classes, outer, base)
+                )
         except ModelbayError:
             raise
         except Exception as error:

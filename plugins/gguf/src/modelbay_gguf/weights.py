@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ from gguf.quants import quant_shape_to_byte_shape
 
 from modelbay.errors import WeightsError
 from modelbay.weights.formats import Index, TensorEntry
+from modelbay.weights.mapping import give_back, map_private
 from modelbay_gguf import files as gguf_files
 from modelbay_gguf.archs import ARCHS
 from modelbay_gguf.header import Header, TensorInfo, read_header
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 #: Values dequantised in one go: small enough to stay in the cache (about 30 % faster than a whole embedding at once),
 #: and to keep what numpy needs in between out of the peak.
 CHUNK = 1 << 17
-# Without it Linux counts every private page as memory to come, and refuses files larger than what is free.
-# Python has the name from 3.13 on.
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class Gguf:
@@ -113,14 +110,12 @@ class GgufSource:
 
 
 class _MappedFile:
-    """One file, mapped privately: torch wants a buffer that may be written, and nothing is ever written back."""
+    """One open file."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
         with header.path.open("rb") as file:
-            self._map: mmap.mmap | None = mmap.mmap(
-                file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-            )
+            self._map: mmap.mmap | None = map_private(file)
 
     @property
     def map(self) -> mmap.mmap:
@@ -142,10 +137,7 @@ class _MappedFile:
         return whole if index is None else whole[index]
 
     def release(self, tensor: TensorInfo) -> None:
-        """Drop the pages from this process; they come back from the page cache if a neighbour needs them."""
-        start = tensor.offset - tensor.offset % mmap.PAGESIZE
-        if tensor.nbytes and hasattr(mmap, "MADV_DONTNEED"):
-            self.map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+        give_back(self.map, tensor.offset, tensor.offset + tensor.nbytes)
 
     def close(self) -> None:
         """Let go of the map. It is unmapped here, or with the last tensor that still looks at it: `torch.frombuffer`

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from modelbay_testing.recording import record_logits
+
 
 def engine_logits(
     llm: Any, prompts: Sequence[Sequence[int]], output_tokens: int = 1
@@ -22,34 +24,23 @@ def engine_logits(
     """
     from modelbay import SamplingParams
 
-    engine, rows = llm.engine, {}
-    run = engine.runner.run
-
-    def recording(scheduled: Any) -> Any:
-        output = run(scheduled)
-        with torch.inference_mode():
-            for item in scheduled:
-                begin = output.begin[item.sequence]
-                logits = engine.model.logits(output.hidden[begin : begin + item.num_new]).float().cpu()
-                for i in range(item.num_new):
-                    # NaN stands for a row that was not computed: one that was and is no number must not pass for it.
-                    row = logits[i].masked_fill(logits[i].isnan(), float("inf"))
-                    rows[item.sequence.request_id, item.sequence.num_computed + i] = row
-        return output
-
-    engine.runner.run = recording
-    try:
+    with record_logits(llm) as recording:
         params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
-    finally:
-        engine.runner.run = run
     results = []
     for output in outputs:
         tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         missing = torch.full((llm.resolution.config.vocab_size,), float("nan"))
-        logits = [rows.get((output.request_id, i), missing) for i in range(len(tokens) - 1)]
+        rows = recording.rows[output.request_id, 0]
+        logits = [_number(rows[i][-1]) if i in rows else missing for i in range(len(tokens) - 1)]
         results.append((tokens, torch.stack(logits)))
     return results
+
+
+def _number(row: torch.Tensor) -> torch.Tensor:
+    """NaN stands for a row that was not computed: one that was and is no number must not pass for it."""
+    row = row.float().cpu()
+    return row.masked_fill(row.isnan(), float("inf"))
 
 
 def transformers_logits(

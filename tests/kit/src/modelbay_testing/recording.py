@@ -45,19 +45,18 @@ def record_logits(llm: Any) -> Iterator[Recording]:
     runner = llm.engine.runner
     run = runner.run
 
-    def recorded(scheduled: Any) -> Any:
-        starts = {item.sequence: item.sequence.num_computed for item in scheduled}
-        output = run(scheduled)
-        sampled = {sequence: row for row, sequence in enumerate(output.sampled)}
-        for item in scheduled:
-            sequence, begin = item.sequence, output.begin[item.sequence]
-            rows = recording.rows[sequence.request_id, sequence.index]
-            prompt_rows = item.num_new - (sequence in sampled)
-            for first, logits in runner.prompt_logits(output.hidden[begin : begin + prompt_rows]):
+    def recorded(batch: Any) -> Any:
+        output = run(batch)
+        sampled = {place: row for row, place in enumerate(batch.sampled)}
+        for place, owner in enumerate(batch.owners):
+            end, new, start = int(batch.ends[place]), int(batch.new[place]), int(batch.starts[place])
+            rows = recording.rows[owner]
+            prompt_rows = new - (place in sampled)
+            for first, logits in runner.prompt_logits(output.hidden[end - new : end - new + prompt_rows]):
                 for offset, row in enumerate(logits.clone()):
-                    rows[starts[sequence] + first + offset].append(row)
-            if sequence in sampled:
-                rows[starts[sequence] + prompt_rows].append(output.logits[sampled[sequence]].clone())
+                    rows[start + first + offset].append(row)
+            if place in sampled:
+                rows[start + prompt_rows].append(output.logits[sampled[place]].clone())
         return output
 
     runner.run = recorded

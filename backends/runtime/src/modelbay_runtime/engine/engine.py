@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from typing import Any
 
 import torch
@@ -12,71 +13,114 @@ import torch
 from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution
 from modelbay.tokenizer import load_tokenizer, stop_token_ids
-from modelbay_runtime.build import build_model
+from modelbay.weights.accounting import LoadReport
+from modelbay_runtime.engine.batch import Batch, PromptRows, make_batch
 from modelbay_runtime.engine.block_pool import BlockPool
 from modelbay_runtime.engine.detokenizer import Detokenizer
+from modelbay_runtime.engine.executor import Executor, open_executor
 from modelbay_runtime.engine.kv_cache import KVCache
-from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
 from modelbay_runtime.engine.kv_manager import KVManager
-from modelbay_runtime.engine.logprobs import logprobs_of
-from modelbay_runtime.engine.memory import longest_that_fits, plan_cache, step_tokens
+from modelbay_runtime.engine.lanes import Lane, choose_lane, under_way
+from modelbay_runtime.engine.memory import step_tokens
 from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestMetrics, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, fit_prompt
 from modelbay_runtime.engine.request import Request
-from modelbay_runtime.engine.runner import Runner, StepOutput
+from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.engine.sampler import Sampler
 from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
-from modelbay_runtime.engine.sequence import Sequence
-from modelbay_runtime.loading import load_weights
+from modelbay_runtime.engine.sequence import Sequence, Status
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 logger = logging.getLogger("modelbay")
+
+#: What every lane computes in one round; None: nothing.
+Round = list[tuple[list[Scheduled], Batch] | None]
+
+
+class StepOutput:
+    """A lane's part of a round.
+
+    Attributes:
+        sampled: the sequences that ``logits`` [R, V] belong to, row by row.
+        hidden: [T, H] of all tokens, if somebody wanted them; ``begin``: where each sequence's tokens begin in it.
+    """
+
+    def __init__(self, scheduled: list[Scheduled], batch: Batch, output: BatchOutput) -> None:
+        sequences = [item.sequence for item in scheduled]
+        self.sampled = [sequences[place] for place in batch.sampled]
+        self.logits, self.hidden = output.logits, output.hidden
+        begin = (batch.ends - batch.new).tolist()
+        self.begin = dict(zip(sequences, begin, strict=True))
+        found = zip(batch.prompt_rows, output.prompt_logprobs, strict=True)
+        self.prompt_logprobs = [(sequences[rows.sequence], entries) for rows, entries in found]
 
 
 class Engine:
     """A loaded model with its cache, scheduler and sampler.
 
     Attributes:
-        model: the module. tokenizer: as Transformers returns it.
-        load_report: what became of every tensor.
+        tokenizer: as Transformers returns it.
+        lanes: replicas of the model, on this host's side.
         max_model_len: longest sequence that is served, in tokens.
     """
 
     def __init__(self, resolution: Resolution) -> None:
         self.resolution = resolution
         args, config = resolution.args, resolution.config
-        built = build_model(resolution)
-        context = built.context
         self.tokenizer: Any = load_tokenizer(resolution.files, config, resolution.plugins, args, resolution.trace)
-        self.load_report = load_weights(built.module, resolution, device=context.device, dtype=context.dtype)
-        self.model = built.module.eval()
-        layout = plan_layout(built.kv_specs, args.block_size)
-        budget = plan_cache(layout, config, args, context.device, context.dtype.itemsize, built.max_model_len)
-        pool = BlockPool(budget.num_blocks)
-        self.max_model_len = self._fit_length(layout, pool.num_usable, built.max_model_len)
-        self.kv = KVManager(layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
-        self.cache = KVCache(layout, budget.num_blocks, context.dtype, context.device)
-        batched_tokens = step_tokens(args, self.max_model_len)
-        self.scheduler = Scheduler(self.kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill)
-        self.runner = Runner(built, self.kv, self.cache)
+        self.executor: Executor = open_executor(resolution)
+        plan = self.executor.rank.plan
+        self.max_model_len = plan.max_model_len
+        self.lanes = [self._make_lane() for _ in range(self.executor.lanes)]
         self.eos_token_ids = self._eos_token_ids()
-        self.sampler = Sampler(config.vocab_size, context.device, args.seed)
+        self.sampler = Sampler(config.vocab_size, self.executor.runner.device, args.seed)
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
         self.requests: dict[str, Request] = {}
+        self._rounds: deque[Round] = deque()
         self._ordinals = itertools.count()
-        per_sequence = layout.blocks_for(self.max_model_len, batched_tokens)
-        self._say_cache(budget.bytes, budget.source, per_sequence, pool.num_usable)
+        self._say_cache()
 
     # ---- what is fixed when the engine starts ----------------------------------------------------------------------
 
-    def _fit_length(self, layout: CacheLayout, usable: int, length: int) -> int:
-        """The model's length, or what the cache can hold of it if nobody asked for more."""
-        fitting = longest_that_fits(layout, self.resolution.args, length, usable)
-        if fitting < length:
-            reason = f"the cache holds no more ({length} in the config)"
-            self.resolution.trace.warn("engine", "max_model_len", fitting, reason)
-        return fitting
+    def _make_lane(self) -> Lane:
+        args, plan = self.resolution.args, self.executor.rank.plan
+        pool = BlockPool(plan.budget.num_blocks)
+        kv = KVManager(plan.layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
+        batched_tokens = step_tokens(args, self.max_model_len)
+        return Lane(
+            kv, Scheduler(kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill, self.executor.depth)
+        )
+
+    @property
+    def model(self) -> Any:
+        """The module, or this process's part of it."""
+        return self.executor.rank.model
+
+    @property
+    def load_report(self) -> LoadReport:
+        """What became of every tensor, on this rank."""
+        return self.executor.rank.load_report
+
+    @property
+    def cache(self) -> KVCache:
+        """This rank's."""
+        return self.executor.rank.cache
+
+    @property
+    def runner(self) -> Runner:
+        """What computes this rank's part of a step."""
+        return self.executor.runner
+
+    @property
+    def kv(self) -> KVManager:
+        """The first lane's block tables."""
+        return self.lanes[0].kv
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The first lane's queue."""
+        return self.lanes[0].scheduler
 
     def _eos_token_ids(self) -> frozenset[int]:
         """The union of what config, generation_config and tokenizer call the end (BEHAVIOUR C10)."""
@@ -84,12 +128,15 @@ class Engine:
         self.resolution.trace.decide("engine", "stop tokens", list(ids), "config, generation_config and tokenizer")
         return frozenset(ids)
 
-    def _say_cache(self, size: int, source: str, blocks_per_sequence: int, usable: int) -> None:
-        groups = self.kv.layout.groups
-        tokens = 0 if not groups else int(usable / max(blocks_per_sequence, 1) * self.max_model_len)
-        text = f"{size / 2**20:,.0f} MiB, {usable:,} blocks, {tokens:,} tokens"
-        self.resolution.trace.decide("engine", "KV cache", text, source)
-        logger.info("KV cache: %s (%s)", text, source)
+    def _say_cache(self) -> None:
+        plan, usable = self.executor.rank.plan, self.kv.pool.num_usable
+        tokens = 0
+        if plan.layout.groups:
+            per_sequence = plan.layout.blocks_for(self.max_model_len, self.scheduler.max_batched_tokens)
+            tokens = int(usable / max(per_sequence, 1) * self.max_model_len)
+        text = f"{plan.budget.bytes / 2**20:,.0f} MiB, {usable:,} blocks, {tokens:,} tokens"
+        self.resolution.trace.decide("engine", "KV cache", text, plan.budget.source)
+        logger.info("KV cache: %s (%s)", text, plan.budget.source)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -121,8 +168,7 @@ class Engine:
             sequence.text = self.detokenizer.stream(params, token_ids)
             sequences.append(sequence)
         self.requests[request_id] = Request(request_id, prompt.text, token_ids, params, sequences, metrics, stream)
-        for sequence in sequences:
-            self.scheduler.add(sequence)
+        self._queue(sequences)
 
     def add_pooling_request(self, request_id: str, prompt: Prompt, params: PoolingParams) -> None:
         """Queue a request for the last hidden states of a prompt.
@@ -136,7 +182,7 @@ class Engine:
         sequence = Sequence(request_id, 0, len(token_ids), list(token_ids), reads_prefix_cache=False)
         metrics = RequestMetrics(arrival_time=time.monotonic())
         self.requests[request_id] = Request(request_id, prompt.text, token_ids, params, [sequence], metrics)
-        self.scheduler.add(sequence)
+        self._queue([sequence])
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         if not params.bad_words:
@@ -145,6 +191,13 @@ class Engine:
             raise UsageError("bad_words needs a tokenizer, and this model was loaded without one.")
         return encode_bad_words(params.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
 
+    def _queue(self, sequences: list[Sequence]) -> None:
+        """All of a request to one lane, since they share its prompt."""
+        lane = choose_lane(self.lanes, sequences[0])
+        for sequence in sequences:
+            sequence.lane = lane
+            self.lanes[lane].scheduler.add(sequence)
+
     def has_request(self, request_id: str) -> bool:
         return request_id in self.requests
 
@@ -152,7 +205,19 @@ class Engine:
         """Forget a request and free its blocks; unknown ids are fine."""
         request = self.requests.pop(request_id, None)
         for sequence in request.sequences if request else ():
-            self.scheduler.finish(sequence)
+            self._finish(sequence)
+
+    def close(self) -> None:
+        """End the processes that computed. Idempotent."""
+        self.executor.close()
+
+    def forget_prefixes(self) -> None:
+        """What the prefix caches hold is not to be found any more."""
+        for lane in self.lanes:
+            lane.kv.pool.forget()
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.lanes[sequence.lane].scheduler.finish(sequence)
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
@@ -165,27 +230,63 @@ class Engine:
             EngineError: logits that are no numbers, or a cache too small for one sequence.
         """
         try:
-            scheduled = self.scheduler.schedule()
-            return self._compute(scheduled) if scheduled else []
+            self._submit()
+            if not self._rounds:
+                return []
+            return self._take(self._rounds.popleft(), self.executor.collect())
         except BaseException as error:
-            self.scheduler.start_over()
+            self.executor.drop()
+            self._rounds.clear()
+            for lane in self.lanes:
+                lane.scheduler.start_over()
             if isinstance(error, EngineError):
                 # Rows that are no numbers would spread: zero times NaN is NaN, so that even a masked key is felt.
-                self.kv.pool.forget()
-                self.cache.clear()
+                self.forget_prefixes()
+                self.executor.clear_cache()
             raise
 
-    def _compute(self, scheduled: list[Scheduled]) -> list[RequestOutput | HiddenStatesOutput]:
-        for item in scheduled:
-            self.requests[item.sequence.request_id].mark_scheduled()
-        output = self.runner.run(scheduled)
-        self._take_prompt_logprobs(scheduled, output)
-        self._take_hidden(scheduled, output)
-        for item in scheduled:
-            item.sequence.num_computed += item.num_new
-            self.kv.publish(item.sequence)
-        generated = self._take_tokens(output)  # first: where it raises, no output is lost that was taken already
-        return [*self._finish_pooling(scheduled), *generated]
+    def _submit(self) -> None:
+        """Begin as many rounds as may be under way at a time."""
+        while len(self._rounds) < self.executor.depth:
+            scheduled = [lane.scheduler.schedule() for lane in self.lanes]
+            if not any(scheduled):
+                return
+            this: Round = [
+                (items, make_batch(items, lane.kv, self._prompt_rows(items))) if items else None
+                for lane, items in zip(self.lanes, scheduled, strict=True)
+            ]
+            self._rounds.append(this)
+            for items in scheduled:
+                under_way(items, True)
+                for item in items:
+                    self.requests[item.sequence.request_id].mark_scheduled()
+            self.executor.submit([None if part is None else part[1] for part in this])
+
+    def _take(self, this: Round, outputs: list[BatchOutput | None]) -> list[RequestOutput | HiddenStatesOutput]:
+        """What a round brought, lane by lane."""
+        finished: list[RequestOutput | HiddenStatesOutput] = []
+        sampled: list[Sequence] = []
+        logits: list[torch.Tensor] = []
+        for part, output in zip(this, outputs, strict=True):
+            if part is None or output is None:
+                continue
+            items, batch = part
+            step = StepOutput(items, batch, output)
+            # A request that was given up meanwhile has no use for it.
+            items = [item for item in items if item.sequence.in_flight]
+            self._take_prompt_logprobs(step)
+            self._take_hidden(items, step)
+            for item in items:
+                item.sequence.num_computed += item.num_new
+                self.lanes[item.sequence.lane].kv.publish(item.sequence)
+            under_way(items, False)
+            finished += self._finish_pooling(items)
+            rows = [row for row, sequence in enumerate(step.sampled) if sequence.status is Status.RUNNING]
+            if rows and step.logits is not None:
+                sampled += [step.sampled[row] for row in rows]
+                logits.append(step.logits if len(rows) == len(step.sampled) else step.logits[rows])
+        # First the tokens: where drawing raises, no output is lost that was taken already.
+        return [*self._take_tokens(sampled, logits), *finished]
 
     @staticmethod
     def _take_hidden(scheduled: list[Scheduled], output: StepOutput) -> None:
@@ -201,17 +302,18 @@ class Engine:
         outputs = []
         for sequence in [item.sequence for item in scheduled if item.sequence.sampling is None]:
             if sequence.num_computed == len(sequence):
-                self.scheduler.finish(sequence)
+                self._finish(sequence)
                 outputs.append(self.requests.pop(sequence.request_id).hidden_states())
         return outputs
 
-    def _take_tokens(self, output: StepOutput) -> list[RequestOutput]:
-        if output.logits is None:
+    def _take_tokens(self, sampled: list[Sequence], logits: list[torch.Tensor]) -> list[RequestOutput]:
+        if not sampled:
             return []
+        rows = logits[0] if len(logits) == 1 else torch.cat(logits)
         with torch.inference_mode():
-            drawn = self.sampler.sample(output.logits, [self._state(sequence) for sequence in output.sampled])
+            drawn = self.sampler.sample(rows, [self._state(sequence) for sequence in sampled])
         changed: dict[str, Request] = {}
-        for sequence, token_id, logprobs in zip(output.sampled, drawn.token_ids, drawn.logprobs, strict=True):
+        for sequence, token_id, logprobs in zip(sampled, drawn.token_ids, drawn.logprobs, strict=True):
             request = self.requests[sequence.request_id]
             request.mark_token()
             sequence.append(token_id)
@@ -243,22 +345,27 @@ class Engine:
             reason, stop = last.finish_reason or "length", last.stop_reason
         if reason is not None:
             sequence.finish_reason, sequence.stop_reason = reason, stop
-            self.scheduler.finish(sequence)
+            self._finish(sequence)
 
-    def _take_prompt_logprobs(self, scheduled: list[Scheduled], output: StepOutput) -> None:
-        for item in scheduled:
+    def _prompt_rows(self, scheduled: list[Scheduled]) -> list[PromptRows]:
+        """Which rows of a step say how likely the prompt's tokens were, of requests that want to know."""
+        wanted, begin = [], 0
+        for place, item in enumerate(scheduled):
             sequence = item.sequence
             params = self.requests[sequence.request_id].params
             k = params.prompt_logprobs if isinstance(params, SamplingParams) else None
             # A row predicts the token after it: rows of the prompt but its last one, each once even after preemption.
             first = max(sequence.num_computed, len(sequence.prompt_logprobs))
             last = min(sequence.num_computed + item.num_new, sequence.num_prompt - 1)
-            if k is None or sequence.index or first >= last:
-                continue
-            begin = output.begin[sequence] + first - sequence.num_computed
-            hidden = output.hidden[begin : begin + last - first]
-            for offset, logits in self.runner.prompt_logits(hidden):
-                at = first + offset + 1
-                targets = torch.tensor(sequence.token_ids[at : at + len(logits)], device=logits.device)
-                vocab = logits[:, : self.sampler.vocab_size]
-                sequence.prompt_logprobs += logprobs_of(vocab, targets, k)
+            if k is not None and not sequence.index and first < last:
+                at = begin - sequence.num_computed
+                targets = tuple(sequence.token_ids[first + 1 : last + 1])
+                wanted.append(PromptRows(place, at + first, at + last, targets, k))
+            begin += item.num_new
+        return wanted
+
+    @staticmethod
+    def _take_prompt_logprobs(step: StepOutput) -> None:
+        for sequence, entries in step.prompt_logprobs:
+            if sequence.in_flight:
+                sequence.prompt_logprobs += entries

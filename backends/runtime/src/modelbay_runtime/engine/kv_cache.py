@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 
@@ -11,23 +13,39 @@ from modelbay_runtime.engine.kv_layout import CacheLayout
 class KVCache:
     """``num_blocks`` pages.
 
+    Args:
+        layers: those that this rank has; all of the layout's, if not given.
+
     Attributes:
         views: layer index -> [blocks, block_size, row] (a state: [blocks, 1, size]), in the model's dtype.
     """
 
-    def __init__(self, layout: CacheLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._layout, self._num_blocks, self._dtype, self._device = layout, num_blocks, dtype, device
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: Collection[int] | None = None,
+    ) -> None:
+        self.layout = layout
+        self._num_blocks, self._dtype, self._device = num_blocks, dtype, device
+        self._layers = None if layers is None else frozenset(layers)
         self.clear()
 
     def clear(self) -> None:
         """Zeros everywhere, in new tensors: on a CPU, pages that were never used still take no memory then."""
-        layout, num_blocks = self._layout, self._num_blocks
+        layout, num_blocks = self.layout, self._num_blocks
         self.tensors: list[torch.Tensor] = []
         self.views: dict[int, torch.Tensor] = {}  # the old tensors are free before the new ones are made
-        self.tensors = [_zeros(num_blocks * layout.page, self._dtype, self._device) for _ in range(layout.tensors)]
+        used = layout.tensors_of(self._layers)
+        self.tensors = [_zeros(num_blocks * layout.page, self._dtype, self._device) for _ in used]
+        tensor_of = dict(zip(used, self.tensors, strict=True))
         for group in layout.groups:
             for position, layer in enumerate(group.layers):
-                pages = self.tensors[position].view(num_blocks, -1)
+                if self._layers is not None and layer not in self._layers:
+                    continue
+                pages = tensor_of[position].view(num_blocks, -1)
                 if group.block_size is None:
                     self.views[layer] = pages[:, : group.spec.per_sequence].unsqueeze(1)
                 else:

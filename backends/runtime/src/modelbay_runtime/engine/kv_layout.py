@@ -7,7 +7,7 @@ layers take from one pool, and none needs a partition of its own. A group's bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from modelbay_runtime.kv_spec import KVSpec
@@ -38,9 +38,15 @@ class CacheLayout:
     page: int
     tensors: int
 
-    def page_elements(self) -> int:
-        """Elements that one block takes over all tensors."""
-        return self.page * self.tensors
+    def tensors_of(self, layers: Collection[int] | None = None) -> list[int]:
+        """The tensors that a rank with these layers needs (None: all of them)."""
+        if layers is None:
+            return list(range(self.tensors))
+        return sorted({at for group in self.groups for at, layer in enumerate(group.layers) if layer in layers})
+
+    def page_elements(self, layers: Collection[int] | None = None) -> int:
+        """Elements that one block takes over all tensors of a rank with these layers."""
+        return self.page * len(self.tensors_of(layers))
 
     def blocks_for(self, tokens: int, chunk: int) -> int:
         """Most blocks that one sequence of this length holds at a time, over all groups, computed ``chunk`` by chunk.

@@ -64,7 +64,7 @@ class KVManager:
         return sequence in self._holdings
 
     def _take_prefix(self, sequence: Sequence, holdings: list[_Holding]) -> None:
-        hit = self._longest_prefix(sequence)
+        hit = self.longest_prefix(sequence)
         for group, holding, table in zip(self.layout.groups, holdings, self._tables, strict=True):
             assert group.block_size is not None
             count = hit // group.block_size
@@ -79,7 +79,7 @@ class KVManager:
         if sequence.num_cached is None:
             sequence.num_cached = hit
 
-    def _longest_prefix(self, sequence: Sequence) -> int:
+    def longest_prefix(self, sequence: Sequence) -> int:
         """Tokens at the beginning whose rows every group still has; at least one token is left to compute."""
         groups = [(group, group.block_size) for group in self.layout.groups if group.block_size is not None]
         if not groups:

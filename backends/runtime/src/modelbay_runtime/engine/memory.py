@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,16 +81,18 @@ def plan_cache(
     itemsize: int,
     max_model_len: int,
     reserved: int = 0,
+    layers: Collection[int] | None = None,
 ) -> CacheBudget:
     """How many blocks to make.
 
     Args:
+        layers: those whose cache is on this rank; all of the layout's, if not given.
         reserved: bytes that are free now and will be taken before the cache is, as by weights not loaded yet.
 
     Raises:
         EngineError: not even one block fits, with the numbers.
     """
-    block_bytes = layout.page_elements() * itemsize
+    block_bytes = layout.page_elements(layers) * itemsize
     if not block_bytes:
         return CacheBudget(1, 0, "no layer keeps anything")
     useful = layout.blocks_for(max_model_len, step_tokens(args, max_model_len)) * args.max_num_seqs + 1

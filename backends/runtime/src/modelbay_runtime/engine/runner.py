@@ -1,115 +1,136 @@
-"""One step on the device: from scheduled sequences to logits.
+"""One step on one rank: from a batch to hidden states, and on the last stage to logits.
 
-Legend: T tokens of the step, B sequences, R rows that are sampled, V vocabulary.
+Legend: T tokens of the step, B sequences, R rows that are sampled, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from modelbay_runtime.api import KVGroupStep, Step
 from modelbay_runtime.build import BuiltModel
+from modelbay_runtime.engine.batch import Batch, token_positions
 from modelbay_runtime.engine.kv_cache import KVCache
-from modelbay_runtime.engine.kv_manager import KVManager
-from modelbay_runtime.engine.scheduler import Scheduled
-from modelbay_runtime.engine.sequence import Sequence
+from modelbay_runtime.engine.logprobs import logprobs_of
+from modelbay_runtime.engine.outputs import TokenLogprobs
 
 #: Rows of prompt logits that are made at once: [rows, V] in float32 stays within a few hundred MB.
 _PROMPT_ROWS = 256
 
 
-@dataclass(slots=True)
-class StepOutput:
-    """``logits`` [R, V] belong to ``sampled``, row by row; ``hidden`` [T, H] to all tokens.
+class Neighbours(Protocol):
+    """The stages before and after this one."""
 
-    ``begin`` is where each scheduled sequence's tokens begin in ``hidden``.
+    def receive(self, tokens: int) -> torch.Tensor | None:
+        """[tokens, H] from the stage before; None on the first."""
+        ...
+
+    def send(self, hidden: torch.Tensor) -> None:
+        """[T, H] to the stage after."""
+        ...
+
+
+@dataclass(slots=True)
+class BatchOutput:
+    """What comes out at the end of the last stage.
+
+    Attributes:
+        logits: [R, V] of the batch's ``sampled`` sequences, in their order; None if there are none.
+        hidden: [T, H] of all tokens, where the batch wants them or the rank is the one that asked.
+        prompt_logprobs: of each of the batch's ``prompt_rows``.
     """
 
-    sampled: list[Sequence]
     logits: torch.Tensor | None
-    hidden: torch.Tensor
-    begin: dict[Sequence, int] = field(default_factory=dict)
+    hidden: torch.Tensor | None
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
 class Runner:
-    """Owns the model and its cache."""
+    """A rank's model and its cache.
 
-    def __init__(self, built: BuiltModel, kv: KVManager, cache: KVCache) -> None:
-        self.model = built.module
+    Args:
+        vocab_size: columns of the logits that are tokens.
+        neighbours: None where the model is whole.
+    """
+
+    def __init__(
+        self, built: BuiltModel, cache: KVCache, vocab_size: int, neighbours: Neighbours | None = None
+    ) -> None:
+        self.model: Any = built.module
         self.device = built.context.device
-        self.kv = kv
+        self.is_last_stage = built.context.parallel.is_last_stage
         self.cache = cache
-        self._group_of = {layer: index for index, group in enumerate(kv.layout.groups) for layer in group.layers}
+        self.vocab_size = vocab_size
+        self.neighbours = neighbours
+        self._layers = [(layer, index) for index, group in enumerate(cache.layout.groups) for layer in group.layers]
 
     @torch.inference_mode()
-    def run(self, scheduled: list[Scheduled]) -> StepOutput:
-        """Compute the scheduled tokens and the logits of those sequences whose last token was reached."""
-        step, input_ids = self._prepare(scheduled)
-        hidden = self.model(input_ids, step.positions, step)
-        ends = np.cumsum(step.query_lens)
-        rows = [int(ends[i]) - 1 for i, item in enumerate(scheduled) if item.samples]
-        sampled = [item.sequence for item in scheduled if item.samples]
-        begin = {item.sequence: int(ends[i]) - item.num_new for i, item in enumerate(scheduled)}
-        if not rows:
-            return StepOutput(sampled, None, hidden, begin)
-        everything = len(rows) == hidden.shape[0]
-        picked = hidden if everything else hidden.index_select(0, torch.tensor(rows, device=self.device))
-        return StepOutput(sampled, self.model.logits(picked), hidden, begin)
+    def run(self, batch: Batch) -> BatchOutput | None:
+        """Compute the batch's tokens; None but on the last stage."""
+        step, input_ids = self._prepare(batch)
+        received = None if self.neighbours is None else self.neighbours.receive(step.num_tokens)
+        if received is None:
+            hidden = self.model(input_ids, step.positions, step)
+        else:
+            hidden = self.model(None, step.positions, step, received)
+        if not self.is_last_stage:
+            assert self.neighbours is not None, "a stage that is not the last has one after it"
+            self.neighbours.send(hidden)
+            return None
+        return BatchOutput(self._logits(batch, hidden), hidden, self._prompt_logprobs(batch, hidden))
+
+    def _logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
+        if not batch.sampled:
+            return None
+        if len(batch.sampled) == hidden.shape[0]:
+            return self.model.logits(hidden)
+        rows = (batch.ends - 1)[list(batch.sampled)]
+        return self.model.logits(hidden.index_select(0, self._tensor(rows)))
+
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> list[list[TokenLogprobs]]:
+        entries = []
+        for wanted in batch.prompt_rows:
+            found: list[TokenLogprobs] = []
+            for first, logits in self.prompt_logits(hidden[wanted.begin : wanted.end]):
+                targets = torch.tensor(wanted.targets[first : first + len(logits)], device=logits.device)
+                found += logprobs_of(logits[:, : self.vocab_size], targets, wanted.k)
+            entries.append(found)
+        return entries
 
     @torch.inference_mode()
-    def prompt_logits(self, hidden: torch.Tensor):
+    def prompt_logits(self, hidden: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Logits of many rows, a few at a time: yields (first row, [rows, V])."""
         for first in range(0, hidden.shape[0], _PROMPT_ROWS):
             yield first, self.model.logits(hidden[first : first + _PROMPT_ROWS])
 
-    def _prepare(self, scheduled: list[Scheduled]) -> tuple[Step, torch.Tensor]:
-        query_lens = [item.num_new for item in scheduled]
-        starts = np.array([item.sequence.num_computed for item in scheduled], np.int64)
-        new = np.array(query_lens, np.int64)
-        lengths = starts + new
-        num_decodes = sum(1 for count in query_lens if count == 1)
-        query_start = np.zeros(len(scheduled) + 1, np.int32)
-        np.cumsum(new, out=query_start[1:])
-        # Position of each token: its sequence's start plus its distance from the sequence's first row.
-        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], new)
-        input_ids = np.concatenate(
-            [
-                np.array(item.sequence.token_ids[s:e], np.int64)
-                for item, s, e in zip(scheduled, starts, lengths, strict=True)
-            ]
-        )
-        slots = np.array([item.sequence.slot for item in scheduled], np.int64)
+    def _prepare(self, batch: Batch) -> tuple[Step, torch.Tensor]:
+        query_start = np.zeros(len(batch.new) + 1, np.int32)
+        np.cumsum(batch.new, out=query_start[1:])
         step = Step(
-            positions=self._tensor(positions),
+            positions=self._tensor(token_positions(batch.starts, batch.new)),
             query_start=self._tensor(query_start),
-            seq_lens=self._tensor(lengths.astype(np.int32)),
-            query_lens=query_lens,
-            context_lens=lengths.tolist(),
-            num_decodes=num_decodes,
+            seq_lens=self._tensor(batch.lengths.astype(np.int32)),
+            query_lens=batch.new.tolist(),
+            context_lens=batch.lengths.tolist(),
+            num_decodes=batch.num_decodes,
             caches=self.cache.views,
         )
-        groups = self._groups(slots, np.repeat(slots, new), starts, lengths, positions)
-        step.groups = {layer: groups[index] for layer, index in self._group_of.items()}
-        return step, self._tensor(input_ids)
-
-    def _groups(
-        self, slots: np.ndarray, token_slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, positions: np.ndarray
-    ) -> list[KVGroupStep]:
-        groups = []
-        for index, group in enumerate(self.kv.layout.groups):
-            tables, first = self.kv.tables(index, slots, starts, lengths)
-            groups.append(
-                KVGroupStep(
-                    slots=self._tensor(self.kv.slot_mapping(index, token_slots, positions)),
-                    block_tables=self._tensor(tables),
-                    first_position=self._tensor(first.astype(np.int32)),
-                    block_size=group.block_size or 1,
-                )
+        groups = [
+            KVGroupStep(
+                slots=self._tensor(tables.slots),
+                block_tables=self._tensor(tables.tables),
+                first_position=self._tensor(tables.first.astype(np.int32)),
+                block_size=group.block_size or 1,
             )
-        return groups
+            for group, tables in zip(self.cache.layout.groups, batch.groups, strict=True)
+        ]
+        step.groups = {layer: groups[index] for layer, index in self._layers}
+        return step, self._tensor(batch.input_ids)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

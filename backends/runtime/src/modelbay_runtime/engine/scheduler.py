@@ -36,13 +36,17 @@ class Scheduler:
     """Args:
     max_batched_tokens: most tokens in a step.
     chunked_prefill: whether a prompt may be computed over several steps.
+    depth: how many steps are under way at a time. A sequence is in one of them, so each takes its share of them all.
     """
 
-    def __init__(self, kv: KVManager, max_seqs: int, max_batched_tokens: int, chunked_prefill: bool) -> None:
+    def __init__(
+        self, kv: KVManager, max_seqs: int, max_batched_tokens: int, chunked_prefill: bool, depth: int = 1
+    ) -> None:
         self.kv = kv
         self.max_seqs = max_seqs
         self.max_batched_tokens = max_batched_tokens
         self.chunked_prefill = chunked_prefill
+        self.depth = depth
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -55,7 +59,8 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def schedule(self) -> list[Scheduled]:
-        """The next step; sequences with one new token first. Empty only if nothing is left to do.
+        """The next step; sequences with one new token first. Empty only if nothing is left to do, or nothing that is
+        not under way.
 
         Raises:
             EngineError: the pool is too small for a single sequence.
@@ -64,9 +69,10 @@ class Scheduler:
         scheduled: list[Scheduled] = []
         preempted = False
         position = 0
-        while position < len(self.running) and budget:
+        share = -(-(len(self.running) + len(self.waiting)) // self.depth)
+        while position < len(self.running) and budget and len(scheduled) < share:
             sequence = self.running[position]
-            wanted = self._tokens(sequence, budget)
+            wanted = 0 if sequence.in_flight else self._tokens(sequence, budget)
             if not wanted:
                 position += 1
                 continue
@@ -78,8 +84,8 @@ class Scheduler:
             budget -= wanted
             position += 1
         if not preempted:
-            self._admit(scheduled, budget)
-        if not scheduled and self.has_work:
+            self._admit(scheduled, budget, share)
+        if not scheduled and self.has_work and not any(sequence.in_flight for sequence in self.running):
             raise EngineError(
                 f"the KV cache ({self.kv.pool.num_usable} blocks) cannot hold one sequence of "
                 f"{len((self.running or self.waiting)[0])} tokens.",
@@ -99,20 +105,23 @@ class Scheduler:
         """Blocks for a running sequence, preempting the latest arrivals.
 
         Returns:
-            Whether it has them (not if it had to go itself), and how many were preempted.
+            Whether it has them (not if it had to go itself, or must wait for one that is under way), and how many were
+            preempted.
         """
         victims = 0
         while not self.kv.grow(sequence, wanted):
             victim = self.running[-1]
+            if victim.in_flight:
+                return False, victims
             self.preempt(victim)
             victims += 1
             if victim is sequence:
                 return False, victims
         return True, victims
 
-    def _admit(self, scheduled: list[Scheduled], budget: int) -> None:
+    def _admit(self, scheduled: list[Scheduled], budget: int, share: int) -> None:
         for sequence in list(self.waiting):
-            if not budget or len(self.running) >= self.max_seqs:
+            if not budget or len(self.running) >= self.max_seqs or len(scheduled) >= share:
                 break
             if self._waits_for_leader(sequence):
                 continue
@@ -169,4 +178,5 @@ class Scheduler:
             self.kv.release(sequence)
         if sequence.status is not Status.FINISHED:
             sequence.status = Status.WAITING
+        sequence.in_flight = False
         sequence.num_computed = 0

@@ -30,6 +30,8 @@ class Sequence:
         reads_prefix_cache: off when the logits of every prompt token are wanted.
         num_computed: tokens whose cache rows are written.
         num_cached: tokens that the prefix cache had when the sequence was first admitted.
+        lane: the replica that computes it.
+        in_flight: whether a step that computes its tokens is under way.
         slot: row of the block tables while it runs, -1 otherwise.
         prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
         hidden: of a request for hidden states (``sampling`` is None): chunks of [tokens, H], in order.
@@ -47,6 +49,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int | None = None
     num_preemptions: int = 0
+    lane: int = 0
+    in_flight: bool = False
     slot: int = -1
     status: Status = Status.WAITING
     logprobs: list[TokenLogprobs] = field(default_factory=list)

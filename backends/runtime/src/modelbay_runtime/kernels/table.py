@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from modelbay.errors import UsageError
+from modelbay.errors import BackendError, UsageError
 from modelbay.plugins import Owned, Plugins
 from modelbay.specs import KernelSpec, load_target
 from modelbay.trace import Rejected, Trace
@@ -58,12 +58,13 @@ class KernelTable:
         """The implementation of ``op`` for a layer with these facts (``layer`` among them is only reported).
 
         Raises:
+            BackendError: nothing that is installed can serve this layer here, whatever is asked for.
             UsageError: a forced set has the op but cannot serve this layer here, with the reason.
         """
         specs = self._by_op.get(op, [])
         if not specs:
             known = ", ".join(sorted(self._by_op))
-            raise UsageError(f"no installed plugin offers the op {op!r}; known ops: {known}.")
+            raise BackendError(f"no installed plugin offers the op {op!r}; known ops: {known}.")
         forced = self._attention if op.startswith("attention.") else self._kernels
         full_facts = {**facts, "dtype": self.dtype, "device": self.device.type}
         fitting: list[Owned[KernelSpec]] = []
@@ -74,6 +75,9 @@ class KernelTable:
                 fitting.append(owned)
             else:
                 reasons.setdefault(owned.value.set, []).append(reason)
+        if not fitting:
+            why = "; ".join(f"{name}: {', '.join(whys)}" for name, whys in reasons.items())
+            raise BackendError(f"no kernel serves {op} here ({why}).")
         # A set may offer an op more than once (compiled, interpreted): it is out only if all of them are.
         sets = {owned.value.set for owned in fitting}
         rejected = [Rejected(name, "; ".join(whys)) for name, whys in reasons.items() if name not in sets]
@@ -103,9 +107,6 @@ class KernelTable:
         candidates = fitting
         if forced != "auto":  # the forced set lacks this op: the reference, not some third set
             candidates = [owned for owned in fitting if owned.value.set == REFERENCE] or fitting
-        if not candidates:
-            why = "; ".join(f"{item.option}: {item.reason}" for item in rejected)
-            raise UsageError(f"no kernel serves {op} here ({why}).")
         return candidates[0]
 
     def _record(

@@ -1,0 +1,115 @@
+"""One step's work as plain data: what every rank must know to compute it. Made where requests are, sent to all.
+
+Legend: T tokens of the step, B sequences, M blocks per sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from modelbay_runtime.engine.kv_layout import CacheLayout
+from modelbay_runtime.engine.kv_manager import KVManager
+from modelbay_runtime.engine.scheduler import Scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows ``begin`` to ``end`` of the step's tokens, whose logits say how likely the prompt's next tokens were.
+
+    ``sequence``: place in the batch. ``targets``: those tokens. ``k``: how many of the likeliest are wanted.
+    """
+
+    sequence: int
+    begin: int
+    end: int
+    targets: tuple[int, ...]
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Of one KV group: block tables [B, M], position of each table's first token [B], slots of the new rows [T]."""
+
+    tables: np.ndarray
+    first: np.ndarray
+    slots: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences that decode stand first.
+
+    Attributes:
+        owners: (request id, index) of each sequence.
+        starts: position of each sequence's first new token [B].
+        lengths: with the new tokens [B].
+        input_ids: [T].
+        groups: in the order of the cache layout's groups.
+        sampled: sequences (by place) whose last row's logits are wanted.
+        wants_hidden: whether the hidden states of all tokens are.
+    """
+
+    owners: tuple[tuple[str, int], ...]
+    starts: np.ndarray
+    lengths: np.ndarray
+    input_ids: np.ndarray
+    groups: tuple[GroupTables, ...]
+    sampled: tuple[int, ...] = ()
+    prompt_rows: tuple[PromptRows, ...] = ()
+    wants_hidden: bool = False
+    new: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "new", self.lengths - self.starts)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """One past each sequence's last row [B]."""
+        return np.cumsum(self.new)
+
+    @property
+    def num_decodes(self) -> int:
+        return int((self.new == 1).sum())
+
+
+def make_batch(scheduled: SequenceOf[Scheduled], kv: KVManager, prompt_rows: SequenceOf[PromptRows] = ()) -> Batch:
+    """The batch of scheduled sequences, at least one, as they stand now."""
+    starts = np.array([item.sequence.num_computed for item in scheduled], np.int64)
+    new = np.array([item.num_new for item in scheduled], np.int64)
+    lengths = starts + new
+    slots = np.array([item.sequence.slot for item in scheduled], np.int64)
+    ids = [
+        np.array(item.sequence.token_ids[s:e], np.int64) for item, s, e in zip(scheduled, starts, lengths, strict=True)
+    ]
+    token_slots, positions = np.repeat(slots, new), token_positions(starts, new)
+    groups = []
+    for index in range(len(kv.layout.groups)):
+        tables, first = kv.tables(index, slots, starts, lengths)
+        groups.append(GroupTables(tables, first, kv.slot_mapping(index, token_slots, positions)))
+    return Batch(
+        owners=tuple((item.sequence.request_id, item.sequence.index) for item in scheduled),
+        starts=starts,
+        lengths=lengths,
+        input_ids=np.concatenate(ids),
+        groups=tuple(groups),
+        sampled=tuple(i for i, item in enumerate(scheduled) if item.samples),
+        prompt_rows=tuple(prompt_rows),
+        wants_hidden=any(item.sequence.sampling is None for item in scheduled),
+    )
+
+
+def idle_batch(layout: CacheLayout) -> Batch:
+    """One token that nobody asked for, written to the block that nobody reads: for a replica that has nothing to do
+    while others need its share of the experts."""
+    one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+    tables = GroupTables(np.zeros((1, 1), np.int32), zero, zero)
+    return Batch((("", 0),), zero, one, zero, tuple(tables for _ in layout.groups))
+
+
+def token_positions(starts: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """[T]: each sequence's start plus the distance from its first row."""
+    begin = np.cumsum(new) - new
+    return np.arange(int(new.sum())) + np.repeat(starts - begin, new)

@@ -1,0 +1,106 @@
+"""Ranks that work together, and what they do together: c10d's collectives, counted.
+
+A group is handed to layers, which neither know nor care how its ranks are joined. Legend: n rows of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this rank gave to a group so far: ``calls`` and ``bytes`` (of the tensors handed in) by collective."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    def count(self, name: str, x: torch.Tensor) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self.bytes[name] = self.bytes.get(name, 0) + x.numel() * x.element_size()
+
+
+class Group(Protocol):
+    """Ranks that hold parts of the same thing."""
+
+    rank: int
+    size: int
+    traffic: Traffic
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, which may be ``x`` itself, overwritten."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Every rank's ``x`` (of one shape), joined along ``dim`` in order of ranks."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Rows of ``x`` [n, …] to their ranks: the first ``send[0]`` to rank 0 and so on; the rows that came in, by rank."""
+        ...
+
+
+class Alone:
+    """A group of one: nothing is exchanged."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return x
+
+    def all_to_all(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        return x
+
+
+class Apart:
+    """One rank of a group whose others do not exist: for modules that are built to be measured and never run."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.traffic = Traffic()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise AssertionError("a module that was built to be measured was run")
+
+    all_reduce = all_gather = all_to_all = _refuse
+
+
+class Joined:
+    """A group of processes: c10d's, over gloo or NCCL."""
+
+    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
+        """``ranks``: the members' numbers in the world, in order."""
+        self.ranks = tuple(ranks)
+        self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self.group = group
+        self.traffic = Traffic()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self.traffic.count("all_reduce", x)
+        x = x.contiguous()
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        self.traffic.count("all_gather", x)
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x, group=self.group)
+        return torch.cat(parts, dim)
+
+    def all_to_all(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        self.traffic.count("all_to_all", x)
+        out = x.new_empty((sum(receive), *x.shape[1:]))
+        dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=self.group)
+        return out

@@ -1,0 +1,1 @@
+"""Models over HTTP, as OpenAI's clients expect them."""

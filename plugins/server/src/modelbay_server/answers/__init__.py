@@ -1,0 +1,1 @@
+"""What clients get: outputs of the engine in the shapes of the API."""

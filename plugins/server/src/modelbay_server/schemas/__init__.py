@@ -1,0 +1,1 @@
+"""What clients may send: pydantic models that refuse what they do not know."""
