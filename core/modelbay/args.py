@@ -65,6 +65,10 @@ class EngineArgs:
     pipeline_parallel_size: int = _arg(1, "Stages the layers are split into.")
     data_parallel_size: int = _arg(1, "Replicas of the model.")
     enable_expert_parallel: bool = _arg(False, "Split experts over ranks instead of slicing each expert.")
+    distributed_backend: str = _arg(
+        "auto", "What ranks exchange tensors with; auto: NCCL between GPUs, else gloo.", choices=("auto", "gloo", "nccl")
+    )
+    distributed_timeout_seconds: float = _arg(300.0, "Longest that one rank waits for another, in seconds.")
     max_num_seqs: int = _arg(128, "Most sequences in one step.")
     max_num_batched_tokens: int = _arg(2048, "Most tokens in one step.")
     gpu_memory_utilization: float = _arg(
@@ -96,6 +100,10 @@ class EngineArgs:
             _check_type(entry.name, getattr(self, entry.name), str(entry.type))
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}.")
+        if not 0 < self.distributed_timeout_seconds < float("inf"):
+            raise UsageError(
+                f"distributed_timeout_seconds must be a positive number, got {self.distributed_timeout_seconds!r}."
+            )
         for entry in dataclasses.fields(self):
             choices = entry.metadata["choices"]
             if choices and getattr(self, entry.name) not in choices:

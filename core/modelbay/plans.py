@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from modelbay.errors import ConfigError
+from modelbay.errors import ConfigError, UsageError
+
+#: Where a child of the base model lives, of all stages of a pipeline.
+Stage = Literal["first", "split", "last", "every"]
 
 #: Every style that has a meaning here: those that Transformers' own plans use.
 STYLES: Mapping[str, str] = {
@@ -97,6 +100,47 @@ def check_pp_plan(plan: Any, children: Mapping[str, bool], where: str) -> None:
         raise ConfigError(
             f"{where} must name exactly one nn.ModuleList, the one that is split over stages; it names {found}."
         )
+
+
+def split_stages(num_layers: int, stages: int) -> list[range]:
+    """The layers of each stage: contiguous, and as many as of any other, or one more.
+
+    The stages in the middle have the one more (BEHAVIOUR X6): the ends have the embedding and the head besides.
+
+    Raises:
+        UsageError: there are fewer layers than stages.
+    """
+    if num_layers < stages:
+        raise UsageError(f"{num_layers} layers do not divide into pipeline_parallel_size = {stages} stages.")
+    each, more = divmod(num_layers, stages)
+    from_middle = sorted(range(stages), key=lambda stage: (abs(2 * stage - (stages - 1)), stage))
+    longer = set(from_middle[:more])
+    ranges, start = [], 0
+    for stage in range(stages):
+        size = each + (stage in longer)
+        ranges.append(range(start, start + size))
+        start += size
+    return ranges
+
+
+def place_children(plan: Mapping[str, Any], children: Mapping[str, bool]) -> dict[str, Stage]:
+    """On which stages each direct child of the base model lives.
+
+    Args:
+        plan: one that `check_pp_plan` has passed. children: as there.
+
+    Returns:
+        "first" for those that the plan names before its list of layers, "split" for the list, "last" for those after
+        it, "every" for those that it does not name.
+    """
+    places: dict[str, Stage] = dict.fromkeys(children, "every")
+    place: Stage = "first"
+    for name in plan:
+        if children[name]:
+            places[name], place = "split", "last"
+        else:
+            places[name] = place
+    return places
 
 
 def _is_stage(entry: Any) -> bool:

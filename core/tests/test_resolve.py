@@ -49,7 +49,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def find_files(reference: str, *, revision: Any, file_suffixes: Any, trace: Trace) -> Any:
         seen.update(reference=reference, revision=revision, file_suffixes=file_suffixes)
         trace.decide("source", "files", reference, "test")
-        return SimpleNamespace(commit=None)
+        return SimpleNamespace(commit=None, path=lambda name: None)
 
     def load_config(files: Any, plugins: Any, args: Any, trace: Trace) -> Any:
         trace.decide("config", "model_type", config.model_type, "test")

@@ -494,7 +494,7 @@ class TestShards:
         stack = Stack(r"experts\.(?P<index>\d+)\.up", "proj.weight")
         _, report, _ = load(tmp_path, model, transforms=(stack,))
         assert torch.equal(model.proj.weight, part.bfloat16())
-        elsewhere = {name for name, use in report.tensors.items() if use.rule == "held by another rank"}
+        elsewhere = {name for name, use in report.tensors.items() if use.rule == "another rank's expert"}
         assert elsewhere == ({"experts.0.up", "experts.1.up"} if dim == 0 else set())
 
     @pytest.mark.parametrize("rows", [7, 10])

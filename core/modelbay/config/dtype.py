@@ -74,7 +74,7 @@ def _of_backbones(raw: Mapping[str, Any], text_path: tuple[str, ...], whole: Dty
     """Each backbone in the dtype that its own config says; what says none, in that of the whole."""
     own = {
         ".".join(path): "float32" if name == "float64" else name
-        for path, name in ((path, _checked(value, path)) for path, value in _nested_dtypes(raw))
+        for path, name in ((path, _checked(value, (*path, "dtype"))) for path, value in _nested_dtypes(raw))
     }
     if not own:
         return whole

@@ -131,9 +131,7 @@ def pooling_modes(config: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(mode for key, mode in MODE_KEYS.items() if flags.get(key)) or ("mean",)
 
 
-def _sequence(
-    entries: list[dict[str, str]], files: ModelFiles, trusted: bool
-) -> tuple[str | None, tuple[Stage, ...]]:
+def _sequence(entries: list[dict[str, str]], files: ModelFiles, trusted: bool) -> tuple[str | None, tuple[Stage, ...]]:
     """The folder of the pooling module, and what follows it."""
     first, *rest = entries
     if _own_name(first) != "Transformer" or first["path"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any, Literal
 
 from modelbay.weights.formats import TensorEntry
@@ -50,7 +51,7 @@ class LoadReport:
         format: the load format; ``files``: what it read.
         tensors: by name on disk; ``parameters``: by logical name.
         casts: ``"float32 -> bfloat16"`` to the number of tensors converted.
-        bytes_read: of the tensors used, on disk; ``bytes_model``: of the parameters and buffers filled.
+        bytes_read: of the tensors used, or of the slices of them that this rank has, on disk; ``bytes_model``: of the parameters and buffers filled.
         seconds: wall clock.
     """
 
@@ -71,12 +72,15 @@ class LoadReport:
     def loaded(self, tensor: str, target: str, *, made_up: bool = False) -> None:
         """(A part of) ``tensor`` went into the parameter or section ``target``."""
         use, parameter = self.tensors[tensor], self.parameters[target]
-        if use.status != "loaded":
-            use.status = "loaded"
-            self.bytes_read += use.nbytes
+        use.status = "loaded"
         use.targets.append(target)
         parameter.status = "initialised" if made_up else "loaded"
         parameter.sources.append((use.file, tensor))
+
+    def read(self, tensor: str, elements: int) -> None:
+        """So many values of ``tensor`` were read."""
+        use = self.tensors[tensor]
+        self.bytes_read += use.nbytes * elements // max(1, prod(use.shape))
 
     def tied(self, tensor: str, target: str) -> None:
         """``tensor`` equals the parameter that the tied ``target`` shares."""

@@ -23,6 +23,10 @@ KNOWN_CACHES: dict[str, tuple[str, int | None]] = {
 COMPUTED = "computed by the model"
 BEYOND = "layer beyond num_hidden_layers"
 NOT_STRICT = "unknown (strict is off)"
+#: Rule names for what is not read because this rank has no use for it.
+ANOTHER_STAGE = "another stage"
+ANOTHER_RANK = "another rank"
+ANOTHER_EXPERT = "another rank's expert"
 
 MODEL = "model."
 _LAYER = re.compile(r"(?P<container>^(?:.*?\.)?(?:layers|h|blocks))\.(?P<index>\d{1,9})\.")
@@ -41,6 +45,7 @@ class Expected:
         shapes: of the names, as on disk, where they are known.
         prefixes: what names on disk may begin with though the model's do not, and the other way round.
         optional: those of ``names`` that are filled already: they may be absent on disk.
+        elsewhere: names of modules that other ranks hold, and the rule by which their tensors are ignored.
     """
 
     names: Collection[str]
@@ -51,6 +56,7 @@ class Expected:
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     prefixes: tuple[str, ...] = (MODEL,)
     optional: Collection[str] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -121,6 +127,8 @@ class Known:
         """The built-in rule by which a name that the model does not have may be passed over."""
         if any(variant in self._computed for variant in self._variants(piece.name)):
             return COMPUTED
+        if rule := self.elsewhere(piece.name):
+            return rule
         layer = _LAYER.search(piece.name)
         if (
             layer
@@ -132,6 +140,18 @@ class Known:
         for rule, (pattern, rank) in KNOWN_CACHES.items():
             if re.search(pattern, piece.name) and rank in (None, len(piece.shape)):
                 return rule
+        return None
+
+    def elsewhere(self, name: str) -> str | None:
+        """The rule for a name in a module that another rank holds."""
+        held = self.expected.elsewhere
+        if not held:
+            return None
+        for variant in self._variants(name):
+            while variant:
+                if variant in held:
+                    return held[variant]
+                variant = variant.rpartition(".")[0]
         return None
 
     def _variants(self, name: str) -> Iterator[str]:

@@ -53,8 +53,16 @@ def make_pieces(
     for transform in transforms:
         if isinstance(transform, Dequantise):
             pieces = dequantise(transform, _compiled(transform, transform.pattern), pieces, entries)
+    if model is not None:
+        # Before the others, which may ask for shapes that this rank does not know.
+        pieces = [replace(piece, rule=_elsewhere(piece, model)) if piece.rule is None else piece for piece in pieces]
     others = [transform for transform in transforms if not isinstance(transform, Dequantise)]
     return _Transforms(config, model).run(others, pieces)
+
+
+def _elsewhere(piece: Piece, model: ModelNames) -> str | None:
+    """The rule by which another rank has it, if its name on disk says so already."""
+    return None if model.find(piece.name) else model.elsewhere(piece.name)
 
 
 def adapt_pieces(
@@ -159,6 +167,9 @@ class _Under:
 
     def shape(self, name: str) -> Shape | None:
         return self._model.shape(self._prefix + name)
+
+    def elsewhere(self, name: str) -> str | None:
+        return self._model.elsewhere(self._prefix + name)
 
 
 def _chooser(chain: Chain) -> Callable[[str], str | None]:

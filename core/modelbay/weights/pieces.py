@@ -167,6 +167,10 @@ class Piece:
         first = self.steps[0] if self.steps else None
         return first if isinstance(first, Scale) else None
 
+    def without_scale(self) -> Piece:
+        """The same of a tensor that is scaled already."""
+        return replace(self, steps=self.steps[1:]) if self.scale is not None else self
+
     @property
     def sources(self) -> tuple[str, ...]:
         """Every tensor on disk that it is made of."""

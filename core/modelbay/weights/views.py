@@ -24,6 +24,9 @@ class ModelNames(Protocol):
     def shape(self, name: str) -> Shape | None:
         """The shape of the parameter that ``name`` is, if it is known."""
 
+    def elsewhere(self, name: str) -> str | None:
+        """The rule by which a tensor of this name is ignored because another rank holds it."""
+
 
 def fact(config: ModelConfig, value: int | str) -> int:
     """A size: a number itself, or the name of a fact of the config.
@@ -118,7 +121,7 @@ def split(
     sizes = _split_sizes(transform, parts, dim, config, model)
     results, start = [], 0
     for part, size in zip(parts, sizes, strict=True):
-        results.extend(_cut(part, Narrow(dim, start, size)))
+        results.extend(cut_piece(part, Narrow(dim, start, size)))
         start += size
     return results
 
@@ -147,8 +150,9 @@ def _split_sizes(
     return sizes
 
 
-def _cut(piece: Piece, cut: Narrow) -> list[Piece]:
-    """One of the parts of a split: a choice of slots, the overlap with a span, or else a narrower view."""
+def cut_piece(piece: Piece, cut: Narrow) -> list[Piece]:
+    """The piece's share in a part of the tensor it belongs to: a choice of slots, the overlap with a span, or else a
+    narrower view; none if it has no share."""
     slot, span = piece.slot, piece.span
     if slot is not None and cut.dim == slot.dim:
         if not cut.start <= slot.index < cut.start + cut.size:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modelbay.config import PlainConfig
-from modelbay.errors import ConfigError, NotAModelError, TrustError
+from modelbay.errors import ConfigError, NotAModelError, TrustError, UsageError
 from modelbay.specs import ConfigClassSpec, ConfigPatch, LoadFormatSpec
 
 

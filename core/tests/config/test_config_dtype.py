@@ -81,5 +81,5 @@ def test_c8_a_backbone_in_a_dtype_that_does_not_run(load: Any, llava: dict[str, 
     wide = llava | {"vision_config": {"model_type": "clip_vision_model", "dtype": "float64"}}
     assert load(wide, dtype="backbone")[0].dtype_of("vision_config") == "float32"
     odd = llava | {"vision_config": {"model_type": "clip_vision_model", "dtype": "int4"}}
-    with pytest.raises(ConfigError, match=r"the config's vision_config is 'int4', which is not a dtype"):
+    with pytest.raises(ConfigError, match=r"the config's vision_config\.dtype is 'int4', which is not a dtype"):
         load(odd, dtype="backbone")

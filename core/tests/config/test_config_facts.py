@@ -535,6 +535,57 @@ def test_c10_default_sampling_and_stop_ids(load, llama, tmp_path: Path) -> None:
         load(llama, generation_config=str(tmp_path / "nowhere"))
 
 
+def _generation_warning(trace: Any) -> dict[str, Any]:
+    found = [one for one in trace.warnings() if one.question == "generation settings without effect"]
+    return found[0].answer if found else {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_beams", 4),
+        ("penalty_alpha", 0.6),
+        ("no_repeat_ngram_size", 3),
+        ("bad_words_ids", [[5, 6]]),
+        ("suppress_tokens", [1, 2]),
+        ("begin_suppress_tokens", [220]),
+        ("forced_bos_token_id", 0),
+        ("forced_eos_token_id", [2]),
+        ("forced_decoder_ids", [[1, 50259]]),
+        ("sequence_bias", [[[5], -10.0]]),
+        ("exponential_decay_length_penalty", [5, 1.1]),
+        ("guidance_scale", 1.5),
+        ("typical_p", 0.9),
+        ("epsilon_cutoff", 3e-4),
+        ("eta_cutoff", 3e-4),
+        ("min_new_tokens", 4),
+        ("stop_strings", ["END"]),
+        ("encoder_repetition_penalty", 1.2),
+    ],
+)
+def test_c10_what_would_change_the_output_and_does_not_is_named(load, llama, key: str, value: Any) -> None:
+    _, trace = load(llama, files={"generation_config.json": {"temperature": 0.5, key: value}})
+    assert _generation_warning(trace) == {key: value}
+    _, trace = load(llama, files={"generation_config.json": {key: value}}, generation_config="modelbay")
+    assert not _generation_warning(trace), "nothing of that file is asked for"
+
+
+def test_c10_neutral_values_are_no_warning(load, llama) -> None:
+    """Also everything that Transformers' own class has by default."""
+    from transformers import GenerationConfig
+
+    neutral = {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "penalty_alpha": None, "bad_words_ids": []}
+    defaults = json.loads(GenerationConfig().to_json_string(use_diff=False))
+    for values in (neutral, defaults):
+        _, trace = load(llama, files={"generation_config.json": values})
+        assert not _generation_warning(trace)
+
+
+def test_c10_a_long_value_is_counted(load, llama) -> None:
+    _, trace = load(llama, files={"generation_config.json": {"suppress_tokens": list(range(90))}})
+    assert _generation_warning(trace) == {"suppress_tokens": "90 entries"}
+
+
 def test_c10_eos_of_outer_and_text_config_and_never_a_class_default(load, llama) -> None:
     assert load(llama)[0].eos_token_ids == ()
     outer = {

@@ -14,6 +14,7 @@ from modelbay_runtime.api import BuildContext, KVSpec
 from modelbay_runtime.kernels.table import KernelTable
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh
+from modelbay_runtime.parallel.sizes import check_mesh
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -70,6 +71,7 @@ def build_model(resolution: Resolution, parallel: ParallelContext | None = None)
     """
     args, config, trace = resolution.args, resolution.config, resolution.trace
     parallel = parallel or ParallelContext.apart(Mesh.of(args), Mesh.of(args).place(0))
+    check_mesh(config, parallel.mesh)
     device = pick_device(args.device)
     trace.decide("build", "device", str(device), "argument" if args.device != "auto" else "what torch sees")
     dtype = DTYPES.get(config.dtype)

@@ -4,8 +4,11 @@ A module says so with attributes that the loader reads:
 
 * ``packed: tuple[Section, ...]``: its ``weight`` and ``bias`` hold these siblings, by the names a checkpoint gives them
   (``qkv_proj`` holds ``q_proj``, ``k_proj``, ``v_proj``).
-* ``shards: dict[str, Shard]``: by parameter (``"weight"``) or section (``"q_proj.weight"``), the slice that this rank
-  holds; absent means whole.
+* ``parts: dict[str, tuple[Section, ...]]``: the same for any other parameter, by its name: the names that a checkpoint
+  gives to what it holds, beside it (``experts.gate_up_proj`` holds ``experts.gate_proj``, ``experts.up_proj``).
+* ``shards: dict[str, Shard]``: by parameter (``"weight"``), section (``"q_proj.weight"``) or part (``"gate_proj"``), the
+  slice that this rank holds; absent means whole.
+* ``held_elsewhere: str``: nothing of it is on this rank; tensors under its name are ignored, by the rule of this name.
 * ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.
 * ``post_load()``: called once when everything in it is loaded, to repack its weights.
 
@@ -39,7 +42,8 @@ class Section:
 class Shard:
     """Entries ``start`` to ``start + size`` along ``dim`` of the logical tensor on disk, then ``pad`` zeros.
 
-    ``total``: the logical tensor's size along ``dim`` on disk, checked where it is known.
+    ``total``: the logical tensor's size along ``dim`` on disk, checked where it is known. Several ranks may hold the
+    same entries. A parameter that is one tensor on disk though it holds several is cut if all its totals are known.
     """
 
     dim: int

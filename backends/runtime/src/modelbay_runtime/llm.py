@@ -15,8 +15,16 @@ from modelbay.resolve import Resolution, resolve
 from modelbay.tokenizer import encode_chat, render_chat
 from modelbay.weights.accounting import LoadReport
 from modelbay_runtime.engine.engine import Engine
-from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestOutput
+from modelbay_runtime.engine.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    HiddenStatesOutput,
+    PoolingOutput,
+    RequestOutput,
+    ScoringOutput,
+)
 from modelbay_runtime.engine.prompts import Prompt, PromptLike, encoded, listed, read_prompt
+from modelbay_runtime.pooling import calls
 from modelbay_runtime.progress import progress_bar
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
@@ -41,7 +49,7 @@ class LLM:
         self.resolution: Resolution = resolve(model, **kwargs)
         self._engine: Engine | None = Engine(self.resolution)
         self._ids = itertools.count()
-        self._arrived: dict[str, RequestOutput | HiddenStatesOutput] = {}
+        self._arrived: dict[str, RequestOutput | PoolingOutput] = {}
         # Whoever holds it may touch the engine. A thread that waits for it finds its outputs among the arrived ones.
         self._lock = threading.RLock()
         self._stepping = False
@@ -137,17 +145,85 @@ class LLM:
             UsageError: a prompt that cannot be served, or a parameter that hidden states have no use for; nothing
                 runs then.
         """
-        engine, params = self.engine, pooling_params or PoolingParams()
-        unused = [
-            name for name in ("normalize", "dimensions", "pooling_type", "task") if getattr(params, name) is not None
-        ]
-        if unused:
-            raise UsageError(f"encode returns hidden states as they are: {', '.join(unused)} would have no effect.")
-        vocab_size = self.resolution.config.vocab_size
-        texts = [read_prompt(item, engine.tokenizer, vocab_size) for item in listed(prompts)]
-        return self._run(
-            texts, lambda request_id, i: engine.add_pooling_request(request_id, texts[i], params), use_tqdm
+        params = pooling_params or PoolingParams()
+        if params.task is not None:
+            raise UsageError(f"encode returns hidden states as they are: task={params.task} would have no effect.")
+        return self._pool(calls.encode_prompts(self, prompts, params), params, use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """One vector for each prompt, pooled as request, ``pooler_config`` and checkpoint say, in this order.
+
+        Args:
+            prompts: as for `generate`.
+            pooling_params: for all, or one for each prompt.
+            prompt_name: which of the model's prompts (``config_sentence_transformers.json``) is put before each text;
+                its default one if not given.
+            prompt: a text to put before each text instead; "" for none.
+
+        Raises:
+            UsageError: the model does not embed, or a prompt cannot be served; its index is named, and nothing runs.
+        """
+        given = calls.embed_prompts(self, prompts, pooling_params, prompt_name=prompt_name, prompt=prompt)
+        return self._pool(*given, use_tqdm)
+
+    def classify(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationOutput]:
+        """The probabilities of a classifier's labels for each prompt; its declared activation is applied once.
+
+        Raises:
+            UsageError: the model does not classify, or a prompt cannot be served; nothing runs then.
+        """
+        return self._pool(*calls.classify_prompts(self, prompts, pooling_params), use_tqdm)
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ScoringOutput]:
+        """How well each document answers the query: a cross-encoder's score of the pair (a classifier with one label),
+        or the cosine of the two embeddings (a model that embeds).
+
+        Args:
+            query: one for all documents, or one for each.
+
+        Raises:
+            UsageError: the model does neither, or a text cannot be served; nothing runs then.
+        """
+        queries, texts = calls.paired(query, documents)
+        if self.resolution.task == "classify":
+            return self._pool(*calls.score_prompts(self, queries, texts, pooling_params), use_tqdm)
+        given, places = calls.bi_encoder_prompts(self, queries, texts, pooling_params)
+        return calls.cosines(self._pool(*given, use_tqdm), places)
+
+    def _pool(
+        self, prompts: list[Prompt], params: PoolingParams | Sequence[PoolingParams], use_tqdm: bool
+    ) -> list[Any]:
+        """Longest first: sequences of one length are computed together."""
+        wanted = [params] * len(prompts) if isinstance(params, PoolingParams) else params
+        order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place].token_ids))
+        outputs = self._run(
+            [prompts[place] for place in order],
+            lambda request_id, i: self.engine.add_pooling_request(request_id, prompts[order[i]], wanted[order[i]]),
+            use_tqdm,
         )
+        placed = dict(zip(order, outputs, strict=True))
+        return [placed[place] for place in range(len(prompts))]
 
     def stream(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,12 +13,12 @@ from tqdm import tqdm
 from modelbay.errors import WeightsError
 from modelbay.weights.accounting import LoadReport
 from modelbay.weights.dummy import dummy_values
-from modelbay.weights.formats import TensorEntry, WeightSource
+from modelbay.weights.formats import Index, TensorEntry, WeightSource
 from modelbay.weights.index import shorten
-from modelbay.weights.pieces import Narrow, Piece, Scale
+from modelbay.weights.matching import ANOTHER_EXPERT, ANOTHER_RANK
+from modelbay.weights.pieces import Narrow, Piece, Scale, Step
 from modelbay_runtime.load_targets import Storage, Target, Targets
 
-ELSEWHERE = "held by another rank"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -26,17 +26,41 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def read_piece(source: WeightSource, piece: Piece) -> torch.Tensor:
-    """The piece on CPU, reading no more of its tensor than it needs; may be a view of mapped memory."""
-    index, steps = piece.index()
-    tensor = source.read(piece.source, index)
-    if piece.scale is not None:
-        assert index is None, "a tensor is scaled before anything is cut out of it"
-        tensor, steps = piece.scale.apply(tensor, source.read(piece.scale.source)), steps[1:]
+Read = Callable[[str, Index], torch.Tensor]
+
+
+def read_piece(read: Read, piece: Piece) -> torch.Tensor:
+    """The piece on CPU, reading no more of its tensor than it needs; may be a view of mapped memory.
+
+    Args:
+        read: `WeightSource.read`.
+    """
+    if piece.scale is None:
+        index, steps = piece.index()
+        tensor = read(piece.source, index)
+    else:
+        tensor, steps = _read_scaled(read, piece.source, piece.scale, piece.without_scale())
     for step in steps:
         assert not isinstance(step, Scale), "a piece is scaled once, and first"
         tensor = step.apply(tensor)
     return tensor
+
+
+def _read_scaled(read: Read, name: str, scale: Scale, piece: Piece) -> tuple[torch.Tensor, tuple[Step, ...]]:
+    """Scaled values of the blocks that the piece is cut from, cut to it; the steps that are left."""
+    index, steps = piece.index()
+    if index is None:
+        return scale.apply(read(name, None), read(scale.source, None)), steps
+    blocks, values, inner = [], [], []
+    for cut, size in zip(index, scale.block, strict=False):
+        if cut.start is None:
+            blocks, values, inner = [*blocks, cut], [*values, cut], [*inner, cut]
+            continue
+        first, last = cut.start // size, -(-cut.stop // size)
+        blocks.append(slice(first, last))
+        values.append(slice(first * size, cut.stop))
+        inner.append(slice(cut.start - first * size, None))
+    return scale.apply(read(name, tuple(values)), read(scale.source, tuple(blocks)))[tuple(inner)], steps
 
 
 class Streamer:
@@ -64,7 +88,7 @@ class Streamer:
             target = self._targets[piece.name]
             if not _held(piece, target):
                 for name in piece.sources:
-                    self._report.ignored(name, ELSEWHERE)
+                    self._report.ignored(name, ANOTHER_EXPERT if piece.slot else ANOTHER_RANK)
                 continue
             target.storage.pending += 1
             by_tensor.setdefault(piece.source, []).append((piece, target))
@@ -143,9 +167,15 @@ class Streamer:
         written = 0
         kinds = set()
         made_up = self._report.format == "dummy"
+
+        def read(tensor: str, index: Index) -> torch.Tensor:
+            values = source.read(tensor, index)
+            self._report.read(tensor, values.numel())
+            return values
+
         for piece, target in pieces:
             memory, piece = _slice(self._memory(target), piece, target)
-            values = read_piece(source, piece)
+            values = read_piece(read, piece)
             on_disk = self._report.tensors[name].dtype if piece.scale else dtype_name(values.dtype)
             kinds.add((on_disk, dtype_name(memory.dtype)))
             memory.copy_(values)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from modelbay.errors import WeightsError
+from modelbay.weights.pieces import Narrow, Piece
+from modelbay.weights.views import cut_piece
 from modelbay_runtime.layout import Section, Shard
 
 _PACKED = ("weight", "bias")
@@ -66,20 +68,44 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A logical name: (a section of) a storage, whole or as this rank's slice. ``shape`` is local."""
+    """A logical name: (a section of) a storage, whole or as this rank's slice. ``shape`` is local.
+
+    ``sliced``: it is a packed parameter as one tensor, and these are its sections, of each of which this rank has a
+    slice.
+    """
 
     name: str
     storage: Storage
     shape: tuple[int, ...]
     section: Section | None = None
     shard: Shard | None = None
+    sliced: tuple[Target, ...] = ()
 
     def whole_shape(self) -> tuple[int, ...]:
         """The shape of the logical tensor as far as it is known here."""
+        if self.sliced:
+            dim, sizes = self._dim(), [part.whole_shape() for part in self.sliced]
+            return (*self.shape[:dim], sum(size[dim] for size in sizes), *sizes[0][dim + 1 :])
         if self.shard is None:
             return self.shape
         size = self.shard.total or self.shard.start + self.shard.size
         return (*self.shape[: self.shard.dim], size, *self.shape[self.shard.dim + 1 :])
+
+    def _dim(self) -> int:
+        section = self.sliced[0].section
+        assert section is not None
+        return section.dim
+
+    def cut(self, piece: Piece) -> list[Piece]:
+        """A piece that fills it, as pieces that each fill one of its sections, if it must be taken apart for that."""
+        if not self.sliced:
+            return [piece]
+        dim, start, pieces = self._dim(), 0, []
+        for part in self.sliced:
+            size = part.whole_shape()[dim]
+            pieces += cut_piece(replace(piece, name=part.name), Narrow(dim, start, size))
+            start += size
+        return pieces
 
     def view(self) -> torch.Tensor:
         """The memory to write to; the storage must be materialised."""
@@ -97,6 +123,7 @@ class Targets:
         fused: a packed parameter's own name -> its sections' names, and ``whole`` the target it fills as one.
         tied: name -> the name of the parameter whose memory it shares.
         computed: non-persistent buffers.
+        elsewhere: modules that other ranks hold, and the name of the rule by which their tensors are ignored.
     """
 
     by_name: dict[str, Target] = field(default_factory=dict)
@@ -104,6 +131,7 @@ class Targets:
     whole: dict[str, Target] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     computed: set[str] = field(default_factory=set)
+    elsewhere: dict[str, str] = field(default_factory=dict)
     storages: list[Storage] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Target:
@@ -127,6 +155,11 @@ def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = Non
     ties: list[tuple[str, nn.Module, str, str]] = []
     for path, module in model.named_modules():
         tied_to = getattr(module, "tied_to", None) if tie else None
+        if rule := getattr(module, "held_elsewhere", None):
+            targets.elsewhere[path] = rule
+            if tied_to:  # the head of a later stage: its tensor may be on disk for the embedding that is here
+                targets.tied[f"{path}.weight"] = tied_to
+            continue
         for attribute, value, buffer in _tensors(module):
             name = f"{path}.{attribute}" if path else attribute
             if buffer and attribute in module._non_persistent_buffers_set:
@@ -159,25 +192,31 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 def _add(targets: Targets, path: str, module: nn.Module, attribute: str, storage: Storage) -> None:
     """The logical names that one storage serves: its own, or those of its sections."""
     shards: dict[str, Shard] = getattr(module, "shards", None) or {}
-    sections: tuple[Section, ...] = getattr(module, "packed", None) or ()
-    if storage.buffer or not sections or attribute not in _PACKED:
+    packed: tuple[Section, ...] = getattr(module, "packed", None) or ()
+    parts: dict[str, tuple[Section, ...]] = getattr(module, "parts", None) or {}
+    sections = packed if attribute in _PACKED else parts.get(attribute, ())
+    if storage.buffer or not sections:
         shard = shards.get(attribute)
         _register(targets.by_name, Target(storage.name, storage, storage.shape, None, shard))
         return
-    parent = path.rpartition(".")[0]
+    # Siblings of the module, or of the parameter.
+    outer, inner = (path.rpartition(".")[0], attribute) if sections is packed else (path, "")
     names = []
     for section in sections:
-        name = ".".join(part for part in (parent, section.name, attribute) if part)
+        own = ".".join(part for part in (section.name, inner) if part)
+        name = f"{outer}.{own}" if outer else own
         shape = (*storage.shape[: section.dim], section.size, *storage.shape[section.dim + 1 :])
-        shard = shards.get(f"{section.name}.{attribute}")
-        _register(targets.by_name, Target(name, storage, shape, section, shard))
+        _register(targets.by_name, Target(name, storage, shape, section, shards.get(own)))
         names.append(name)
     covered = sum(section.size for section in sections)
     if covered != storage.shape[sections[0].dim]:
         raise WeightsError(f"the sections of {storage.name} cover {covered} of its {storage.shape} entries.")
-    if not any(targets.by_name[name].shard for name in names):
+    made = tuple(targets.by_name[name] for name in names)
+    known = [target.shard is None or target.shard.total is not None for target in made]
+    if all(known):
         targets.fused[storage.name] = tuple(names)
-        targets.whole[storage.name] = Target(storage.name, storage, storage.shape)
+        sliced = made if any(target.shard for target in made) else ()
+        targets.whole[storage.name] = Target(storage.name, storage, storage.shape, sliced=sliced)
 
 
 def _register(by_name: dict[str, Target], target: Target) -> None:

@@ -72,7 +72,8 @@ def load_weights(
         _check_ties(source, matching, entries, targets, config)
         _open_accounts(report, entries, targets, matching)
         streamer = Streamer(model, targets, device, report)
-        streamer.stream(source, matching.loaded, matching.missing, entries)
+        loaded = [part for piece in matching.loaded for part in targets[piece.name].cut(piece)]
+        streamer.stream(source, loaded, matching.missing, entries)
         streamer.fill_missing(matching.missing, args.seed)
     streamer.finish()
     report.seconds = time.perf_counter() - started
@@ -123,6 +124,7 @@ def _expected(model: nn.Module, targets: Targets, config: ModelConfig, made_up: 
         shapes={name: target.whole_shape() for name, target in (*targets.by_name.items(), *targets.whole.items())},
         prefixes=tuple(dict.fromkeys((MODEL, *getattr(model, "checkpoint_prefixes", ())))),
         optional=[name for name in buffers if any(pattern.search(name) for pattern in optional)],
+        elsewhere=targets.elsewhere,
     )
 
 
@@ -200,7 +202,7 @@ def _same(source: WeightSource, first: Piece, second: Piece, dtype: torch.dtype)
             if first.shape:
                 size = min(step, rows - start)
                 pieces = (first.then(Narrow(0, start, size)), second.then(Narrow(0, start, size)))
-            left, right = (read_piece(source, piece).to(dtype) for piece in pieces)
+            left, right = (read_piece(source.read, piece).to(dtype) for piece in pieces)
             if not torch.equal(_bits(left), _bits(right)) and not torch.equal(left, right):
                 return False
     finally:

@@ -47,7 +47,11 @@ class NativeBackend:
         Raises:
             BackendError: the class raised; names it and the original error.
         """
+        from modelbay_runtime.parallel.plan import check_plan, report_plan
+
         assert resolution.arch is not None, "assess() refuses a model without a native architecture"
+        from modelbay_runtime.pooling.classifier import as_pooling_model
+
         model_class = load_target(resolution.arch.target)
         try:
             module = model_class(resolution.config, build)
@@ -56,9 +60,11 @@ class NativeBackend:
         except Exception as error:
             first, *_ = str(error).splitlines() or [""]  # after it torch lists its own frames
             raise BackendError(f"{resolution.arch.target} raised {type(error).__name__}: {first}") from error
+        check_plan(module, resolution.arch)
+        report_plan(module, resolution.arch, build.parallel.mesh, resolution.trace)
         owner = f"{resolution.owner}" if resolution.owner else "in-process"
         resolution.trace.decide("build", "model class", type(module).__qualname__, owner)
-        return module
+        return as_pooling_model(module, resolution, build)
 
     def dry_run(self, resolution: Resolution) -> None:
         from modelbay_runtime.build import build_model

@@ -218,8 +218,10 @@ class PoolingParams:
         normalize: scale the embedding to length 1.
         dimensions: keep only this many first numbers of the embedding; cut before the scaling.
         pooling_type: "mean", "cls" or "last".
-        task: "embed", "classify" or "score".
-        truncate_prompt_tokens: keep only this many last tokens of the prompt; -1 for as many as the model takes.
+        use_activation: false gives a classifier's logits as they are.
+        task: "embed", "classify" or "score"; None: the hidden states.
+        truncate_prompt_tokens: keep only this many tokens, -1 for as many as the model takes: of a text as its
+            tokenizer cuts it, special tokens kept; of token ids the last.
 
     Raises:
         UsageError: a value outside its range, or a name that does not exist.
@@ -228,6 +230,7 @@ class PoolingParams:
     normalize: bool | None = None
     dimensions: int | None = None
     pooling_type: str | None = None
+    use_activation: bool | None = None
     task: str | None = None
     truncate_prompt_tokens: int | None = None
 
@@ -236,8 +239,9 @@ class PoolingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.normalize is not None and not isinstance(self.normalize, bool):
-            raise UsageError(f"normalize must be true or false, got {self.normalize!r}.")
+        for name in ("normalize", "use_activation"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         _check_int("dimensions", self.dimensions, low=1)
         _check_truncation(self.truncate_prompt_tokens)
         for name, known in (("pooling_type", POOLING_TYPES), ("task", POOLING_TASKS)):

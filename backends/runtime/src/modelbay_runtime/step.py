@@ -58,6 +58,9 @@ class Step(_Scratch):
         num_decodes: the first ``num_decodes`` sequences have exactly one new token.
         caches: layer index -> its cache ``[blocks, block_size, row]`` (absent for layers that keep nothing).
         groups: layer index -> the KVGroupStep that serves it.
+        token_types: [T] int64, the number of each token's text in a pair of texts; None if all are 0.
+        spans: [T] int32, -1, or the number of the span whose tokens attend to each other both ways; a span is in the
+            step as a whole. None: there is none.
     """
 
     positions: torch.Tensor
@@ -68,6 +71,8 @@ class Step(_Scratch):
     num_decodes: int
     caches: dict[int, torch.Tensor] = field(default_factory=dict)
     groups: dict[int, KVGroupStep] = field(default_factory=dict)
+    token_types: torch.Tensor | None = None
+    spans: torch.Tensor | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -49,7 +49,11 @@ def rotary_spec(config: ModelConfig) -> RopeSpec:
 
 
 class LatentAttention(nn.Module):
-    """Queries through a low rank or directly, one latent and one rotated key for all heads, attention, projection."""
+    """Queries through a low rank or directly, one latent and one rotated key for all heads, attention, projection.
+
+    Ranks that share it have some heads each. What is for all heads (the low rank, latent and rotated key, and so the
+    cache) is whole on each.
+    """
 
     def __init__(self, build: BuildContext, layer: int) -> None:
         super().__init__()
@@ -99,13 +103,16 @@ class LatentAttention(nn.Module):
 class _HeadWeights(nn.Module):
     """A projection's weight by head, which attention multiplies from either side; nothing is packed."""
 
+    style = "colwise"
+
     def __init__(self, build: BuildContext, heads: int, size: int, latent: int) -> None:
         super().__init__()
         self.heads = heads
-        self.weight = parameter((heads * size, latent), build.dtype)
+        rows, parallel = heads * size, build.parallel
+        self.weight = parameter((rows, latent), build.dtype)
         self.shards: dict[str, Shard] = {}
-        if build.parallel.tp_size > 1:
-            self.shards["weight"] = Shard(0, build.parallel.tp_rank * heads * size, heads * size)
+        if parallel.tp_size > 1:
+            self.shards["weight"] = Shard(0, parallel.tp_rank * rows, rows, total=parallel.tp_size * rows)
 
     def by_head(self) -> torch.Tensor:
         """[N, P + E, C]."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from modelbay import hookimpl
 from modelbay.specs import ArchSpec, AttentionKindSpec, ConfigClassSpec, KernelSpec
-from modelbay.weights.transforms import Concat, Rename, Stack, Transform
+from modelbay.weights.transforms import Rename, Stack, Transform
 
 _MLA = "modelbay_deepseek.attention:latent_attention"
 
-#: Experts stand one by one in a checkpoint, and in one parameter of each kind in the model.
+#: Experts stand one by one in a checkpoint, and in one tensor of each kind in the model.
 _TRANSFORMS: tuple[Transform, ...] = (
     Rename(r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.correction"),
     Stack(r"\.experts\.(?P<index>\d+)\.gate_proj\.weight$", ".experts.gate_proj"),
     Stack(r"\.experts\.(?P<index>\d+)\.up_proj\.weight$", ".experts.up_proj"),
     Stack(r"\.experts\.(?P<index>\d+)\.down_proj\.weight$", ".experts.down_proj"),
-    Concat((r"\.experts\.gate_proj$", r"\.experts\.up_proj$"), ".experts.gate_up_proj", dim=1),
 )
+_OUTER_PLAN = {"embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
 _MLP_PLAN = {
     "layers.*.mlp.gate_proj": "colwise",
     "layers.*.mlp.up_proj": "colwise",
@@ -28,6 +28,7 @@ _MLP_PLAN = {
     "layers.*.mlp.experts": "moe_tp_experts",
 }
 _FULL_PLAN = {
+    **_OUTER_PLAN,
     "layers.*.self_attn.q_proj": "colwise",
     "layers.*.self_attn.k_proj": "colwise",
     "layers.*.self_attn.v_proj": "colwise",
@@ -35,11 +36,18 @@ _FULL_PLAN = {
     **_MLP_PLAN,
 }
 _LATENT_PLAN = {
+    **_OUTER_PLAN,
     "layers.*.self_attn.q_proj": "colwise",
     "layers.*.self_attn.q_b_proj": "colwise",
     "layers.*.self_attn.kv_b_proj": "colwise",
     "layers.*.self_attn.o_proj": "rowwise",
     **_MLP_PLAN,
+}
+_PARALLEL = ("tp", "pp", "ep", "dp")
+_PP_PLAN = {
+    "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+    "layers": (["hidden_states"], ["hidden_states"]),
+    "norm": (["hidden_states"], ["hidden_states"]),
 }
 
 
@@ -50,7 +58,9 @@ def register_architectures() -> list[ArchSpec]:
             name="DeepseekForCausalLM",
             target="modelbay_deepseek.model:DeepseekForCausalLM",
             model_types=("deepseek",),
+            parallel=_PARALLEL,
             tp_plan=_FULL_PLAN,
+            pp_plan=_PP_PLAN,
             transforms=_TRANSFORMS,
             examples=("deepseek-ai/deepseek-moe-16b-chat",),
         ),
@@ -59,7 +69,9 @@ def register_architectures() -> list[ArchSpec]:
             target="modelbay_deepseek.model:DeepseekV2ForCausalLM",
             model_types=("deepseek_v2",),
             attention=("mla",),
+            parallel=_PARALLEL,
             tp_plan=_LATENT_PLAN,
+            pp_plan=_PP_PLAN,
             transforms=_TRANSFORMS,
             examples=("deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V2.5"),
         ),
@@ -68,7 +80,9 @@ def register_architectures() -> list[ArchSpec]:
             target="modelbay_deepseek.model:DeepseekV3ForCausalLM",
             model_types=("deepseek_v3", "kimi_k2"),
             attention=("mla",),
+            parallel=_PARALLEL,
             tp_plan=_LATENT_PLAN,
+            pp_plan=_PP_PLAN,
             transforms=_TRANSFORMS,
             examples=("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1", "moonshotai/Kimi-K2-Instruct"),
         ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from modelbay import hookimpl
 from modelbay.specs import ArchSpec, ConfigClassSpec, ConfigPatch
 
+_PARALLEL = ("tp", "pp", "dp")
 _TP_PLAN = {
+    "embed_tokens": "embedding_rowwise",
     "layers.*.self_attn.q_proj": "colwise",
     "layers.*.self_attn.k_proj": "colwise",
     "layers.*.self_attn.v_proj": "colwise",
@@ -13,6 +15,12 @@ _TP_PLAN = {
     "layers.*.mlp.gate_proj": "colwise",
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
+_PP_PLAN = {
+    "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+    "layers": (["hidden_states"], ["hidden_states"]),
+    "norm": (["hidden_states"], ["hidden_states"]),
 }
 
 
@@ -23,7 +31,9 @@ def register_architectures() -> list[ArchSpec]:
             name="LlamaForCausalLM",
             target="modelbay_llama.model:LlamaForCausalLM",
             model_types=("llama",),
+            parallel=_PARALLEL,
             tp_plan=_TP_PLAN,
+            pp_plan=_PP_PLAN,
             examples=("meta-llama/Llama-3.1-8B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "01-ai/Yi-1.5-9B"),
         ),
         ArchSpec(
@@ -31,7 +41,9 @@ def register_architectures() -> list[ArchSpec]:
             target="modelbay_llama.model:MistralForCausalLM",
             model_types=("mistral",),
             attention=("full", "sliding"),
+            parallel=_PARALLEL,
             tp_plan=_TP_PLAN,
+            pp_plan=_PP_PLAN,
             examples=("mistralai/Mistral-7B-Instruct-v0.3",),
         ),
     ]

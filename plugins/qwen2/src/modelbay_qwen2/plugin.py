@@ -14,7 +14,9 @@ def register_architectures() -> list[ArchSpec]:
             target="modelbay_qwen2.model:Qwen2ForCausalLM",
             model_types=("qwen2",),
             attention=("full", "sliding"),
+            parallel=("tp", "pp", "dp"),
             tp_plan={
+                "embed_tokens": "embedding_rowwise",
                 "layers.*.self_attn.q_proj": "colwise",
                 "layers.*.self_attn.k_proj": "colwise",
                 "layers.*.self_attn.v_proj": "colwise",
@@ -22,6 +24,12 @@ def register_architectures() -> list[ArchSpec]:
                 "layers.*.mlp.gate_proj": "colwise",
                 "layers.*.mlp.up_proj": "colwise",
                 "layers.*.mlp.down_proj": "rowwise",
+                "lm_head": "colwise_gather_output",
+            },
+            pp_plan={
+                "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+                "layers": (["hidden_states"], ["hidden_states"]),
+                "norm": (["hidden_states"], ["hidden_states"]),
             },
             examples=("Qwen/Qwen2-7B", "Qwen/Qwen2.5-0.5B-Instruct"),
         )

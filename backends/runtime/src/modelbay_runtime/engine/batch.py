@@ -13,6 +13,8 @@ import numpy as np
 from modelbay_runtime.engine.kv_layout import CacheLayout
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.scheduler import Scheduled
+from modelbay_runtime.pooling.chunks import chunks_of, token_types_of
+from modelbay_runtime.pooling.reduce import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Batch:
         groups: in the order of the cache layout's groups.
         sampled: sequences (by place) whose last row's logits are wanted.
         wants_hidden: whether the hidden states of all tokens are.
+        chunks: tokens of sequences whose hidden states are pooled. forget: requests to pool that were given up.
+        token_types: [T], the number of each token's text in pairs of texts; None if all are 0.
     """
 
     owners: tuple[tuple[str, int], ...]
@@ -60,6 +64,9 @@ class Batch:
     sampled: tuple[int, ...] = ()
     prompt_rows: tuple[PromptRows, ...] = ()
     wants_hidden: bool = False
+    chunks: tuple[Chunk, ...] = ()
+    forget: tuple[str, ...] = ()
+    token_types: np.ndarray | None = None
     new: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +82,12 @@ class Batch:
         return int((self.new == 1).sum())
 
 
-def make_batch(scheduled: SequenceOf[Scheduled], kv: KVManager, prompt_rows: SequenceOf[PromptRows] = ()) -> Batch:
+def make_batch(
+    scheduled: SequenceOf[Scheduled],
+    kv: KVManager,
+    prompt_rows: SequenceOf[PromptRows] = (),
+    forget: SequenceOf[str] = (),
+) -> Batch:
     """The batch of scheduled sequences, at least one, as they stand now."""
     starts = np.array([item.sequence.num_computed for item in scheduled], np.int64)
     new = np.array([item.num_new for item in scheduled], np.int64)
@@ -97,7 +109,9 @@ def make_batch(scheduled: SequenceOf[Scheduled], kv: KVManager, prompt_rows: Seq
         groups=tuple(groups),
         sampled=tuple(i for i, item in enumerate(scheduled) if item.samples),
         prompt_rows=tuple(prompt_rows),
-        wants_hidden=any(item.sequence.sampling is None for item in scheduled),
+        chunks=chunks_of(scheduled),
+        forget=tuple(forget),
+        token_types=token_types_of(scheduled),
     )
 
 

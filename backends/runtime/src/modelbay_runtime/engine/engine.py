@@ -22,7 +22,7 @@ from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.lanes import Lane, choose_lane, under_way
 from modelbay_runtime.engine.memory import step_tokens
-from modelbay_runtime.engine.outputs import HiddenStatesOutput, RequestMetrics, RequestOutput
+from modelbay_runtime.engine.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, fit_prompt
 from modelbay_runtime.engine.request import Request
 from modelbay_runtime.engine.runner import BatchOutput, Runner
@@ -30,6 +30,7 @@ from modelbay_runtime.engine.sampler import Sampler
 from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence, Status
+from modelbay_runtime.pooling.plan import plan_request
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 logger = logging.getLogger("modelbay")
@@ -49,7 +50,7 @@ class StepOutput:
     def __init__(self, scheduled: list[Scheduled], batch: Batch, output: BatchOutput) -> None:
         sequences = [item.sequence for item in scheduled]
         self.sampled = [sequences[place] for place in batch.sampled]
-        self.logits, self.hidden = output.logits, output.hidden
+        self.logits, self.hidden, self.pooled = output.logits, output.hidden, output.pooled
         begin = (batch.ends - batch.new).tolist()
         self.begin = dict(zip(sequences, begin, strict=True))
         found = zip(batch.prompt_rows, output.prompt_logprobs, strict=True)
@@ -79,6 +80,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self._rounds: deque[Round] = deque()
         self._ordinals = itertools.count()
+        self._given_up: list[str] = []  # of which the poolers may keep something
         self._say_cache()
 
     # ---- what is fixed when the engine starts ----------------------------------------------------------------------
@@ -87,6 +89,9 @@ class Engine:
         args, plan = self.resolution.args, self.executor.rank.plan
         pool = BlockPool(plan.budget.num_blocks)
         kv = KVManager(plan.layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
+        if not plan.layout.groups:
+            # Nothing is kept, so a token sees the later ones too: all of its sequence must be in one step.
+            args = args.replace(enable_chunked_prefill=False)
         batched_tokens = step_tokens(args, self.max_model_len)
         return Lane(
             kv, Scheduler(kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill, self.executor.depth)
@@ -171,15 +176,18 @@ class Engine:
         self._queue(sequences)
 
     def add_pooling_request(self, request_id: str, prompt: Prompt, params: PoolingParams) -> None:
-        """Queue a request for the last hidden states of a prompt.
+        """Queue a request for what ``params.task`` says ("embed", "classify", "score"; None: the last hidden states).
 
         Raises:
             UsageError: it could never be served; nothing is queued.
         """
         if request_id in self.requests:
             raise UsageError(f"request id {request_id!r} is in use.")
+        plan = plan_request(params, prompt, self.resolution, bool(self.executor.rank.plan.layout.groups))
         token_ids = fit_prompt(prompt, params, self.max_model_len)
-        sequence = Sequence(request_id, 0, len(token_ids), list(token_ids), reads_prefix_cache=False)
+        sequence = Sequence(request_id, 0, len(token_ids), list(token_ids), pooling=plan)
+        sequence.token_types = prompt.token_types
+        sequence.reads_prefix_cache = plan.reads_last_token
         metrics = RequestMetrics(arrival_time=time.monotonic())
         self.requests[request_id] = Request(request_id, prompt.text, token_ids, params, [sequence], metrics)
         self._queue([sequence])
@@ -206,6 +214,8 @@ class Engine:
         request = self.requests.pop(request_id, None)
         for sequence in request.sequences if request else ():
             self._finish(sequence)
+            if sequence.pooling is not None:
+                self._given_up.append(sequence.request_id)
 
     def close(self) -> None:
         """End the processes that computed. Idempotent."""
@@ -221,7 +231,7 @@ class Engine:
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[RequestOutput | HiddenStatesOutput]:
+    def step(self) -> list[RequestOutput | PoolingOutput]:
         """Compute one batch; the outputs of requests that finished, and of streaming ones that grew.
 
         Whatever is raised, requests that the caller does not abort go on with the next step.
@@ -251,8 +261,9 @@ class Engine:
             scheduled = [lane.scheduler.schedule() for lane in self.lanes]
             if not any(scheduled):
                 return
+            given_up, self._given_up = self._given_up, []
             this: Round = [
-                (items, make_batch(items, lane.kv, self._prompt_rows(items))) if items else None
+                (items, make_batch(items, lane.kv, self._prompt_rows(items), given_up)) if items else None
                 for lane, items in zip(self.lanes, scheduled, strict=True)
             ]
             self._rounds.append(this)
@@ -262,9 +273,9 @@ class Engine:
                     self.requests[item.sequence.request_id].mark_scheduled()
             self.executor.submit([None if part is None else part[1] for part in this])
 
-    def _take(self, this: Round, outputs: list[BatchOutput | None]) -> list[RequestOutput | HiddenStatesOutput]:
+    def _take(self, this: Round, outputs: list[BatchOutput | None]) -> list[RequestOutput | PoolingOutput]:
         """What a round brought, lane by lane."""
-        finished: list[RequestOutput | HiddenStatesOutput] = []
+        finished: list[RequestOutput | PoolingOutput] = []
         sampled: list[Sequence] = []
         logits: list[torch.Tensor] = []
         for part, output in zip(this, outputs, strict=True):
@@ -290,20 +301,15 @@ class Engine:
 
     @staticmethod
     def _take_hidden(scheduled: list[Scheduled], output: StepOutput) -> None:
-        for item in scheduled:
-            sequence = item.sequence
-            if sequence.sampling is None:
-                if not sequence.num_computed:
-                    sequence.hidden.clear()  # it starts over after a preemption
-                begin = output.begin[sequence]
-                sequence.hidden.append(output.hidden[begin : begin + item.num_new].float().cpu())
+        for sequence in [item.sequence for item in scheduled if item.sequence.sampling is None]:
+            sequence.pooled = output.pooled.get(sequence.request_id)
 
-    def _finish_pooling(self, scheduled: list[Scheduled]) -> list[HiddenStatesOutput]:
+    def _finish_pooling(self, scheduled: list[Scheduled]) -> list[PoolingOutput]:
         outputs = []
         for sequence in [item.sequence for item in scheduled if item.sequence.sampling is None]:
             if sequence.num_computed == len(sequence):
                 self._finish(sequence)
-                outputs.append(self.requests.pop(sequence.request_id).hidden_states())
+                outputs.append(self.requests.pop(sequence.request_id).pooling_output())
         return outputs
 
     def _take_tokens(self, sampled: list[Sequence], logits: list[torch.Tensor]) -> list[RequestOutput]:

@@ -201,6 +201,74 @@ class EmbeddingOutput:
         }
 
 
+@dataclass(slots=True)
+class ClassificationOutput:
+    """One prompt's probabilities: a number for each of the model's labels, in their order."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    probs: list[float]
+    metrics: RequestMetrics | None = None
+    finished: bool = True
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+    @property
+    def outputs(self) -> ClassificationOutput:
+        """Itself, so that ``output.outputs.probs``, as vLLM has it, works too."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "probs": self.probs,
+            "num_classes": self.num_classes,
+            "metrics": None if self.metrics is None else self.metrics.to_dict(),
+            "finished": self.finished,
+        }
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well a document answers a query: a cross-encoder's score of the pair, or the cosine of two embeddings.
+
+    ``prompt`` is the query; ``prompt_token_ids`` are the pair's.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    score: float
+    metrics: RequestMetrics | None = None
+    finished: bool = True
+
+    @property
+    def outputs(self) -> ScoringOutput:
+        """Itself, so that ``output.outputs.score``, as vLLM has it, works too."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "score": self.score,
+            "metrics": None if self.metrics is None else self.metrics.to_dict(),
+            "finished": self.finished,
+        }
+
+
+PoolingOutput = HiddenStatesOutput | EmbeddingOutput | ClassificationOutput | ScoringOutput
+
+
 def _json_number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 

@@ -16,10 +16,17 @@ PromptLike = Any
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text they came from if they did."""
+    """Token ids, and the text they came from if they did.
+
+    Args:
+        token_types: of a pair of texts, the number of each token's text.
+        not_pooled: so many first tokens are left out where hidden states are pooled.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    token_types: list[int] | None = None
+    not_pooled: int = 0
 
 
 def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

@@ -20,6 +20,7 @@ from modelbay_runtime.engine.memory import CacheBudget, longest_that_fits, plan_
 from modelbay_runtime.engine.runner import Neighbours, Runner
 from modelbay_runtime.loading import load_weights
 from modelbay_runtime.parallel.context import ParallelContext
+from modelbay_runtime.pooling.pooler import Pooler
 
 #: Every rank's value, by rank.
 Gather = Callable[[Any], list[Any]]
@@ -45,13 +46,14 @@ class Rank:
         context = self.built.context
         self.load_report = load_weights(self.built.module, resolution, device=context.device, dtype=context.dtype)
         self.model = self.built.module.eval()
+        self.pooler = Pooler(self.model, resolution, context.device) if parallel.is_last_stage else None
         self.plan = self._agree(gather)
         layers = None if parallel.mesh.pp == 1 else self.built.kv_specs.keys()
         plan = self.plan
         self.cache = KVCache(plan.layout, plan.budget.num_blocks, context.dtype, context.device, layers)
 
     def runner(self, neighbours: Neighbours | None = None) -> Runner:
-        return Runner(self.built, self.cache, self.resolution.config.vocab_size, neighbours)
+        return Runner(self.built, self.cache, self.resolution.config.vocab_size, neighbours, self.pooler)
 
     def _agree(self, gather: Gather) -> CachePlan:
         args, config, built = self.resolution.args, self.resolution.config, self.built

@@ -5,10 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import torch
-
 from modelbay_runtime.engine.detokenizer import Detokenizer
-from modelbay_runtime.engine.outputs import CompletionOutput, HiddenStatesOutput, Logprob, RequestMetrics, RequestOutput
+from modelbay_runtime.engine.outputs import (
+    ClassificationOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    HiddenStatesOutput,
+    Logprob,
+    PoolingOutput,
+    RequestMetrics,
+    RequestOutput,
+    ScoringOutput,
+)
 from modelbay_runtime.engine.sequence import Sequence, Status
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
@@ -43,11 +51,21 @@ class Request:
         if self.finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
 
-    def hidden_states(self) -> HiddenStatesOutput:
-        """The last hidden states of a request that is done."""
+    def pooling_output(self) -> PoolingOutput:
+        """What was made of the hidden states of a request that is done."""
         self._update_metrics()
-        hidden = torch.cat(self.sequences[0].hidden)
-        return HiddenStatesOutput(self.id, self.prompt, self.prompt_token_ids, hidden, self.metrics)
+        sequence = self.sequences[0]
+        assert sequence.pooling is not None, "only requests that pool come here"
+        assert sequence.pooled is not None, "the last chunk of a sequence brings its result"
+        facts = (self.id, self.prompt, self.prompt_token_ids)
+        if sequence.pooling.kind == "hidden":
+            return HiddenStatesOutput(*facts, sequence.pooled, self.metrics)
+        values = sequence.pooled.tolist()
+        if sequence.pooling.kind == "embed":
+            return EmbeddingOutput(*facts, values, self.metrics)
+        if sequence.pooling.kind == "score":
+            return ScoringOutput(*facts, values[0], self.metrics)
+        return ClassificationOutput(*facts, values, self.metrics)
 
     def output(self, detokenizer: Detokenizer) -> RequestOutput:
         """Everything so far."""

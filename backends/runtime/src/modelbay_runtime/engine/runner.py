@@ -18,6 +18,7 @@ from modelbay_runtime.engine.batch import Batch, token_positions
 from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import TokenLogprobs
+from modelbay_runtime.pooling.pooler import Pooler
 
 #: Rows of prompt logits that are made at once: [rows, V] in float32 stays within a few hundred MB.
 _PROMPT_ROWS = 256
@@ -43,11 +44,13 @@ class BatchOutput:
         logits: [R, V] of the batch's ``sampled`` sequences, in their order; None if there are none.
         hidden: [T, H] of all tokens, where the batch wants them or the rank is the one that asked.
         prompt_logprobs: of each of the batch's ``prompt_rows``.
+        pooled: request id -> its result, of the sequences whose last chunk was among the batch's ``chunks``.
     """
 
     logits: torch.Tensor | None
     hidden: torch.Tensor | None
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+    pooled: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Runner:
@@ -56,10 +59,16 @@ class Runner:
     Args:
         vocab_size: columns of the logits that are tokens.
         neighbours: None where the model is whole.
+        pooler: on the last stage.
     """
 
     def __init__(
-        self, built: BuiltModel, cache: KVCache, vocab_size: int, neighbours: Neighbours | None = None
+        self,
+        built: BuiltModel,
+        cache: KVCache,
+        vocab_size: int,
+        neighbours: Neighbours | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         self.model: Any = built.module
         self.device = built.context.device
@@ -67,6 +76,7 @@ class Runner:
         self.cache = cache
         self.vocab_size = vocab_size
         self.neighbours = neighbours
+        self.pooler = pooler
         self._layers = [(layer, index) for index, group in enumerate(cache.layout.groups) for layer in group.layers]
 
     @torch.inference_mode()
@@ -82,7 +92,15 @@ class Runner:
             assert self.neighbours is not None, "a stage that is not the last has one after it"
             self.neighbours.send(hidden)
             return None
-        return BatchOutput(self._logits(batch, hidden), hidden, self._prompt_logprobs(batch, hidden))
+        return BatchOutput(
+            self._logits(batch, hidden), hidden, self._prompt_logprobs(batch, hidden), self._pooled(batch, hidden)
+        )
+
+    def _pooled(self, batch: Batch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.pooler is None or not (batch.chunks or batch.forget):
+            return {}
+        self.pooler.forget(batch.forget)
+        return self.pooler.take(hidden, batch.chunks)
 
     def _logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         if not batch.sampled:
@@ -130,6 +148,8 @@ class Runner:
             for group, tables in zip(self.cache.layout.groups, batch.groups, strict=True)
         ]
         step.groups = {layer: groups[index] for layer, index in self._layers}
+        if batch.token_types is not None:
+            step.token_types = self._tensor(batch.token_types)
         return step, self._tensor(batch.input_ids)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from modelbay_runtime.engine.detokenizer import TextStream
 from modelbay_runtime.engine.outputs import Logprob, TokenLogprobs
 from modelbay_runtime.engine.sampling_state import SamplingState
+from modelbay_runtime.pooling.plan import PoolingPlan
 
 
 class Status(Enum):
@@ -34,7 +35,8 @@ class Sequence:
         in_flight: whether a step that computes its tokens is under way.
         slot: row of the block tables while it runs, -1 otherwise.
         prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
-        hidden: of a request for hidden states (``sampling`` is None): chunks of [tokens, H], in order.
+        token_types: of a pair of texts, the number of each token's text.
+        pooling: what is made of its hidden states (``sampling`` is None then); pooled: what was made.
     """
 
     request_id: str
@@ -56,7 +58,9 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     shown_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    hidden: list[torch.Tensor] = field(default_factory=list)
+    token_types: list[int] | None = None
+    pooling: PoolingPlan | None = None
+    pooled: torch.Tensor | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     _digests: dict[int, list[bytes]] = field(default_factory=dict)

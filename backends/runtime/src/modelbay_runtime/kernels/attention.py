@@ -61,6 +61,9 @@ def attention(
 ) -> torch.Tensor:
     """Causal attention of the step's new tokens over everything their sequences have in the cache.
 
+    Tokens of one of the step's ``spans`` see each other both ways. A window still hides what lies before it, and nothing
+    that comes later (what Transformers' masks of images do).
+
     Args:
         q: [T, N, D]. rows: [T, K * (D + E)], the new tokens' keys and values, already in ``cache``.
         cache: [blocks, block_size, K * (D + E)].
@@ -132,12 +135,13 @@ def _decode(
 
 
 def plan_prefills(step: Step) -> list[tuple[int, int]]:
-    """(first sequence, count): neighbours of equal length without context go together."""
+    """(first sequence, count): neighbours of equal length without context go together, unless spans tell them apart."""
     runs: list[tuple[int, int]] = []
     previous = None
+    alike = step.spans is None
     for i in range(step.num_decodes, step.num_seqs):
         shape = (step.query_lens[i], step.context_lens[i])
-        if runs and shape == previous and shape[0] == shape[1]:
+        if runs and alike and shape == previous and shape[0] == shape[1]:
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
             runs.append((i, 1))
@@ -169,11 +173,12 @@ def _prefill(
         gathered = cache.index_select(0, blocks).view(1, -1, cache.shape[-1])[:, : context - start]
     keys, values = spec.split_rows(gathered)
     queries = q[tokens].unflatten(0, (count, length)).transpose(1, 2)  # [b, N, t, D]
-    causal = length == context and (spec.window is None or length <= spec.window)
+    spans = None if step.spans is None else step.spans[tokens]
+    causal = spans is None and length == context and (spec.window is None or length <= spec.window)
     mask = None
     if not causal or spec.softcap is not None or sinks is not None:
         key = ("mask", first, spec.window, q.dtype)
-        mask = group.cached(key, lambda: causal_mask(length, context, start, spec.window, q.dtype, q.device))
+        mask = group.cached(key, lambda: causal_mask(length, context, start, spec.window, q.dtype, q.device, spans))
         causal = False
     result = attend_rectangle(queries, keys, values, mask, causal, spec, sinks)
     out[tokens] = result.transpose(1, 2).flatten(0, 1)
@@ -210,13 +215,21 @@ def attend_rectangle(
 
 
 def causal_mask(
-    length: int, context: int, start: int, window: int | None, dtype: torch.dtype, device: torch.device
+    length: int,
+    context: int,
+    start: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    spans: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[length, context - start] to add to scores: the last ``length`` of ``context`` positions against keys from
-    position ``start`` on."""
+    position ``start`` on. ``spans``: [length], see `Step.spans`."""
     query = torch.arange(context - length, context, device=device)[:, None]
     key = torch.arange(start, context, device=device)[None, :]
     hidden = key > query
+    if spans is not None:
+        hidden[:, -length:] &= ~((spans[:, None] == spans[None, :]) & (spans[:, None] >= 0))
     if window is not None:
         hidden = hidden | (key <= query - window)
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))

@@ -23,7 +23,8 @@ def experts(
 
     Args:
         x: [T, H]. gate_up: [E, 2 I, H], gate before up. down: [E, H, I].
-        ids: [T, k] int64, no expert twice in a row. weights: [T, k] float32.
+        ids: [T, k] int64, no expert twice in a row; E for those that other ranks hold, which give nothing here.
+        weights: [T, k] float32.
 
     Returns:
         [T, H] in x's dtype.
@@ -31,7 +32,7 @@ def experts(
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     flat = ids.flatten()
     pairs = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
+    counts = torch.bincount(flat, minlength=gate_up.shape[0])[: gate_up.shape[0]].tolist()
     tokens, scale = pairs // ids.shape[1], weights.flatten()[pairs, None]
     begin = 0
     for expert, count in enumerate(counts):

@@ -10,7 +10,9 @@ from torch import nn
 
 from modelbay_runtime.api import BuildContext, FullKV, KVSpec, NoKV, SlidingKV, Step
 from modelbay_runtime.kernels.attention import AttentionSpec
+from modelbay_runtime.kernels.attention import attention as attention_with_spans
 from modelbay_runtime.layers.linear import Linear, PackedLinear
+from modelbay_runtime.parallel.sizes import share_of
 
 
 class Attention(nn.Module):
@@ -63,7 +65,9 @@ class Attention(nn.Module):
             return self.attend(q, rows, None, step, None, self.spec, sinks).flatten(1)
         cache, group = step.caches[self.layer], step.groups[self.layer]
         self.write(rows, cache, group.slots)
-        return self.attend(q, rows, cache, step, group, self.spec, sinks).flatten(1)
+        # Images whose tokens see each other both ways are rare: the reference alone knows them.
+        attend = self.attend if step.spans is None else attention_with_spans
+        return attend(q, rows, cache, step, group, self.spec, sinks).flatten(1)
 
 
 class SelfAttention(nn.Module):
@@ -76,11 +80,19 @@ class SelfAttention(nn.Module):
         super().__init__()
         config, parallel = build.config, build.parallel
         self.head_size = config.head_size
-        self.num_heads = parallel.divide(config.num_heads, "num_attention_heads")
-        self.num_kv_heads = parallel.divide(config.num_kv_heads, "num_key_value_heads")
-        q_size, kv_size = config.num_heads * self.head_size, config.num_kv_heads * self.head_size
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        self.num_heads = parallel.divide(heads, "num_attention_heads")
+        # Fewer KV heads than ranks: each has the one that its query heads ask.
+        self.num_kv_heads = share_of(
+            kv_heads, parallel.tp_rank, parallel.tp_size, "num_key_value_heads", heads=kv_heads
+        ).size
+        q_size, kv_size = heads * self.head_size, kv_heads * self.head_size
         self.qkv_proj = PackedLinear(
-            build, config.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, bias=qkv_bias
+            build,
+            config.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=qkv_bias,
+            heads={"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads},
         )
         self.o_proj = Linear(build, q_size, config.hidden_size, bias=o_bias, style="rowwise")
         self.rotary = build.op("rotary", size=self.head_size)

@@ -7,6 +7,7 @@ Legend: T tokens, R rows, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,8 +15,11 @@ from torch import nn
 
 from modelbay.config import ModelConfig
 from modelbay.errors import ConfigError
+from modelbay.plans import split_stages
 from modelbay.rope import RopeSpec
+from modelbay.weights.matching import ANOTHER_STAGE
 from modelbay_runtime.api import BuildContext, KVSpec, Step
+from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.layers.attention import SelfAttention
 from modelbay_runtime.layers.embedding import Embedding, Head
 from modelbay_runtime.layers.mlp import GatedMLP
@@ -54,7 +58,11 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm."""
+    """Embedding, layers, final norm; of a pipeline's stage, those that it has.
+
+    The embedding is on the first stage, and on the last if a head is tied to it; the norm is on the last. Layers keep
+    their numbers in the whole model.
+    """
 
     def __init__(self, build: BuildContext, layer_class: type[DecoderLayer]) -> None:
         super().__init__()
@@ -62,9 +70,18 @@ class Decoder(nn.Module):
         rope = config.rope_for("default")
         if rope is None:
             raise ConfigError(f"{config.model_type}: the decoder blocks need RoPE, and the config has none.")
-        self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(layer_class(build, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(build, config.hidden_size, config.get("rms_norm_eps", 1e-6))
+        parallel = build.parallel
+        own = split_stages(config.num_layers, parallel.mesh.pp)[parallel.place.pp_rank]
+        self.embed_tokens: nn.Module = Absent(ANOTHER_STAGE)
+        if parallel.is_first_stage or (parallel.is_last_stage and config.tie_word_embeddings):
+            self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            layer_class(build, layer) if layer in own else Absent(ANOTHER_STAGE) for layer in range(config.num_layers)
+        )
+        self.own_layers, self.is_last_stage = own, parallel.is_last_stage
+        self.norm: nn.Module = Absent(ANOTHER_STAGE)
+        if parallel.is_last_stage:
+            self.norm = RMSNorm(build, config.hidden_size, config.get("rms_norm_eps", 1e-6))
         self.rotary_emb = self.make_rotary(build, rope)
 
     def make_rotary(self, build: BuildContext, rope: RopeSpec) -> nn.Module:
@@ -75,9 +92,9 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cos, sin = self.rotary_emb(positions)
-        for layer in self.layers:
+        for layer in islice(self.layers, self.own_layers.start, self.own_layers.stop):
             hidden = layer(hidden, cos, sin, step)
-        return self.norm(hidden)
+        return self.norm(hidden) if self.is_last_stage else hidden
 
 
 class CausalLM(nn.Module):
@@ -90,7 +107,11 @@ class CausalLM(nn.Module):
         super().__init__()
         self.model = self.decoder_class(build, self.layer_class)
         tied_to = "model.embed_tokens.weight" if config.tie_word_embeddings else None
-        self.lm_head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
+        self.lm_head: nn.Module
+        if build.parallel.is_last_stage:
+            self.lm_head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
+        else:
+            self.lm_head = Absent(ANOTHER_STAGE, tied_to if build.parallel.is_first_stage else None)
 
     def forward(
         self,
@@ -99,11 +120,14 @@ class CausalLM(nn.Module):
         step: Step,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T] ids (or [T, H] embeddings) and [T] positions -> [T, H]."""
+        """[T] ids (or [T, H] embeddings) and [T] positions -> [T, H].
+
+        A later stage of a pipeline takes what the one before it returned as ``inputs_embeds``.
+        """
         return self.model(input_ids, positions, step, inputs_embeds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, H] -> [R, V]."""
+        """[R, H] -> [R, V], on the last stage."""
         return self.lm_head(hidden)
 
     def kv_specs(self) -> Mapping[int, KVSpec]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.layout import Section, Shard
+from modelbay_runtime.parallel.sizes import share_of
 
 
 def parameter(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
@@ -32,19 +33,22 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         parallel = build.parallel
+        split = parallel.tp_size > 1
         self.style = style
-        self.all_reduce = parallel.all_reduce if style == "rowwise" and parallel.tp_size > 1 else None
+        self.all_reduce = parallel.all_reduce if style == "rowwise" and split else None
         self.shards: dict[str, Shard] = {}
-        if style == "colwise" and parallel.tp_size > 1:
-            out_features = parallel.divide(out_features, "out_features")
-            self.shards["weight"] = self.shards["bias"] = Shard(0, parallel.tp_rank * out_features, out_features)
-        if style == "rowwise" and parallel.tp_size > 1:
-            in_features = parallel.divide(in_features, "in_features")
-            self.shards["weight"] = Shard(1, parallel.tp_rank * in_features, in_features)
+        if style == "colwise" and split:
+            share = share_of(out_features, parallel.tp_rank, parallel.tp_size, "out_features")
+            self.shards["weight"] = self.shards["bias"] = Shard(0, share.start, share.size, total=out_features)
+            out_features = share.size
+        if style == "rowwise" and split:
+            share = share_of(in_features, parallel.tp_rank, parallel.tp_size, "in_features")
+            self.shards["weight"] = Shard(1, share.start, share.size, total=in_features)
+            in_features = share.size
         self.in_features, self.out_features = in_features, out_features
         self.weight = parameter((out_features, in_features), build.dtype)
         self.bias = parameter((out_features,), build.dtype) if bias else None
-        # A rowwise bias belongs to the sum, not to each part of it.
+        # What is added once belongs to the sum, not to each part of it.
         self.adds_here = style != "rowwise" or parallel.tp_rank == 0
         self.kernel = build.op("linear", in_features=in_features, out_features=out_features)
 
@@ -52,12 +56,17 @@ class Linear(nn.Module):
         """The weight is complete: bring it into the form that the kernel multiplies fastest."""
         self.weight = nn.Parameter(self.kernel.pack(self.weight.data), requires_grad=False)
 
+    def partial(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's summand of what `forward` returns; bias and residual are in the first rank's. All of it, unless
+        the style is "rowwise"."""
+        if self.adds_here:
+            return self.kernel.apply(x, self.weight, self.bias, residual)
+        return self.kernel.apply(x, self.weight, None, None)
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in], residual: [T, out] or None -> [T, out]."""
-        if self.all_reduce is None:
-            return self.kernel.apply(x, self.weight, self.bias, residual)
-        bias = self.bias if self.adds_here else None
-        return self.all_reduce(self.kernel.apply(x, self.weight, bias, residual if self.adds_here else None))
+        y = self.partial(x, residual)
+        return y if self.all_reduce is None else self.all_reduce(y)
 
 
 class PackedLinear(Linear):
@@ -65,17 +74,32 @@ class PackedLinear(Linear):
 
     Args:
         parts: logical name -> its output size over all ranks, in the order of the output's columns.
+        heads: of those parts that are made of heads, how many: none is cut, and where there are fewer than ranks,
+            several ranks hold the same.
     """
 
-    def __init__(self, build: BuildContext, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
-        tp_size, tp_rank = build.parallel.tp_size, build.parallel.tp_rank
-        local = {name: build.parallel.divide(size, name) for name, size in parts.items()}
+    def __init__(
+        self,
+        build: BuildContext,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool = False,
+        heads: Mapping[str, int] | None = None,
+    ) -> None:
+        parallel, heads = build.parallel, heads or {}
+        shares = {
+            name: share_of(size, parallel.tp_rank, parallel.tp_size, name, heads=heads.get(name))
+            for name, size in parts.items()
+        }
         # The parent sees this rank's rows: the shard of each section is said per section below.
-        super().__init__(build, in_features, sum(local.values()), bias=bias)
+        super().__init__(build, in_features, sum(share.size for share in shares.values()), bias=bias)
+        self.style = "packed_colwise"
         sections, start = [], 0
-        for name, size in local.items():
-            sections.append(Section(name, start, size))
-            if tp_size > 1:
-                self.shards[f"{name}.weight"] = self.shards[f"{name}.bias"] = Shard(0, tp_rank * size, size)
-            start += size
+        for name, share in shares.items():
+            sections.append(Section(name, start, share.size))
+            start += share.size
+            if parallel.tp_size > 1:
+                shard = Shard(0, share.start, share.size, total=parts[name])
+                self.shards[f"{name}.weight"] = self.shards[f"{name}.bias"] = shard
         self.packed = tuple(sections)

@@ -22,5 +22,9 @@ class GatedMLP(nn.Module):
         self.activation = activation
         self.act_and_mul = build.op("act_and_mul", activation=activation)
 
+    def partial(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's summand of what `forward` returns; the residual is in the first rank's."""
+        return self.down_proj.partial(self.act_and_mul(self.gate_up_proj(x), self.activation), residual)
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.down_proj(self.act_and_mul(self.gate_up_proj(x), self.activation), residual)

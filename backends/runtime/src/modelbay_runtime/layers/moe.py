@@ -5,8 +5,9 @@ Legend: T tokens, H hidden size, E experts, G groups of experts, k experts per t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from modelbay.errors import ConfigError
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.layers.linear import parameter
 from modelbay_runtime.layers.mlp import GatedMLP
+from modelbay_runtime.layout import Section, Shard
+from modelbay_runtime.parallel.exchange import exchange
+from modelbay_runtime.parallel.sizes import padded_share_of, share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +110,98 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts' gated MLPs, each kind of weight in one parameter."""
+    """The routed experts' gated MLPs, each kind of weight in one parameter.
+
+    Over several ranks either each expert is sliced over those that share a layer, or, where experts are parallel, each
+    rank has some experts whole. Then replicas see different tokens, and send them to where their experts are; the ranks
+    of one replica see the same ones, and need not.
+    """
+
+    styles: ClassVar[Mapping[str, str]] = {
+        "": "moe_tp_experts", "gate_up_proj": "packed_colwise", "down_proj": "rowwise",
+    }  # fmt: skip
 
     def __init__(
         self, build: BuildContext, experts: int, hidden_size: int, intermediate_size: int, activation: str
     ) -> None:
         super().__init__()
-        self.gate_up_proj = parameter((experts, 2 * intermediate_size, hidden_size), build.dtype)
-        self.down_proj = parameter((experts, hidden_size, intermediate_size), build.dtype)
+        parallel = build.parallel
+        self.tp, self.ep = parallel.tp, parallel.ep
+        self.exchanged = parallel.mesh.expert_parallel and parallel.mesh.dp > 1
+        self.experts = experts
+        held = share_of(experts, self.ep.rank, self.ep.size, "experts")
+        self.first, self.held = held.start, held.size
+        self.shards: dict[str, Shard] = {}
+        inner = intermediate_size
+        if parallel.mesh.expert_parallel and self.ep.size > 1:
+            mine = Shard(0, held.start, held.size, total=experts)
+            self.shards = {"gate_proj": mine, "up_proj": mine, "down_proj": mine}
+        elif self.tp.size > 1 and not parallel.mesh.expert_parallel:
+            share = share_of(intermediate_size, self.tp.rank, self.tp.size, "the experts' intermediate_size")
+            inner, rows = share.size, Shard(1, share.start, share.size, total=intermediate_size)
+            columns = Shard(2, share.start, share.size, total=intermediate_size)
+            self.shards = {"gate_proj": rows, "up_proj": rows, "down_proj": columns}
+        self.parts = {"gate_up_proj": (Section("gate_proj", 0, inner, 1), Section("up_proj", inner, inner, 1))}
+        self.gate_up_proj = parameter((self.held, 2 * inner, hidden_size), build.dtype)
+        self.down_proj = parameter((self.held, hidden_size, inner), build.dtype)
         self.activation = activation
         self.kernel = build.op(
-            "experts",
-            experts=experts, hidden_size=hidden_size, intermediate_size=intermediate_size, activation=activation,
-        )  # fmt: skip
+            "experts", experts=self.held, hidden_size=hidden_size, intermediate_size=inner, activation=activation
+        )
+        # One more than there are experts: that of the tokens which are for other ranks.
+        counts = torch.zeros(self.held + 1, dtype=torch.int64, device=build.device)
+        self.register_buffer("counts", counts, persistent=False)
+
+    @property
+    def expert_load(self) -> torch.Tensor:
+        """[experts held here] int64: how many tokens each has computed since the model was loaded."""
+        return self.counts[: self.held]
+
+    def partial(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """This rank's summand of what `forward` returns, over the ranks that share a layer: a tensor of its own."""
+        if not self.exchanged:
+            return self._own(x, ids, weights)
+        mine = self._own_tokens(x.shape[0])
+        total = torch.zeros_like(x)
+        total[mine] = self._exchange(x[mine], ids[mine], weights[mine])
+        return total
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """x: [T, H]; ids, weights: [T, k] -> [T, H]."""
+        """x: [T, H]; ids, weights: [T, k] -> [T, H], a tensor of its own. T may be 0 where tokens are exchanged: other
+        ranks wait for this one's part."""
+        if not self.exchanged or self.tp.size == 1:
+            return self.tp.all_reduce(self.partial(x, ids, weights))
+        mine = self._own_tokens(x.shape[0])
+        out = self._exchange(x[mine], ids[mine], weights[mine])
+        if not x.shape[0]:
+            return out
+        missing = -(-x.shape[0] // self.tp.size) - out.shape[0]
+        return self.tp.all_gather(F.pad(out, (0, 0, 0, missing)), 0)[: x.shape[0]]
+
+    def _own_tokens(self, count: int) -> slice:
+        """Of the tokens that all ranks of a replica see, those that this one sends out."""
+        share = padded_share_of(count, self.tp.rank, self.tp.size)
+        return slice(share.start, share.start + share.size)
+
+    def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return exchange(x, ids, weights, self.held, self.ep, self._own)
+
+    def _own(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the experts held here give."""
+        if self.held < self.experts:
+            ids = ids - self.first
+            ids = ids.masked_fill((ids < 0) | (ids >= self.held), self.held)
+        flat = ids.flatten()
+        self.counts.index_add_(0, flat, torch.ones_like(flat))
         return self.kernel(x, self.gate_up_proj, self.down_proj, ids, weights, self.activation)
 
 
 class SparseMoE(nn.Module):
-    """Routed experts, shared experts, and the residual, summed; ``shared_intermediate_size`` 0: none are shared."""
+    """Routed experts, shared experts, and the residual, summed; ``shared_intermediate_size`` 0: none are shared.
+
+    Shared experts see every token: they are sliced over the ranks that share a layer, whether or not experts are
+    parallel, and their sum over ranks is that of the routed ones.
+    """
 
     def __init__(
         self,
@@ -145,9 +220,17 @@ class SparseMoE(nn.Module):
         self.shared_experts = None
         if shared_intermediate_size:
             self.shared_experts = GatedMLP(build, hidden_size, shared_intermediate_size, activation)
+        self.all_reduce = build.parallel.all_reduce
+
+    @property
+    def expert_load(self) -> torch.Tensor:
+        """See `Experts.expert_load`."""
+        return self.experts.expert_load
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        routed = self.experts(x, *self.gate(x))
-        if self.shared_experts is not None:
-            residual = self.shared_experts(x, residual)
-        return routed.add_(residual)
+        """x, residual: [T, H] -> [T, H]."""
+        ids, weights = self.gate(x)
+        if self.shared_experts is None:
+            return self.experts(x, ids, weights).add_(residual)
+        shared = self.shared_experts.partial(x, residual)
+        return self.all_reduce(self.experts.partial(x, ids, weights).add_(shared))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 
 @dataclass(slots=True)
@@ -77,30 +76,30 @@ class Apart:
 
 
 class Joined:
-    """A group of processes: c10d's, over gloo or NCCL."""
+    """A group of processes: one of c10d's process groups, over gloo or NCCL."""
 
-    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
-        """``ranks``: the members' numbers in the world, in order."""
+    def __init__(self, ranks: Sequence[int], rank: int, group: Any) -> None:
+        """``ranks``: the members' numbers in the world, in order; ``rank``: this process's own."""
         self.ranks = tuple(ranks)
-        self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self.rank, self.size = self.ranks.index(rank), len(self.ranks)
         self.group = group
         self.traffic = Traffic()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         self.traffic.count("all_reduce", x)
         x = x.contiguous()
-        dist.all_reduce(x, group=self.group)
+        self.group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         self.traffic.count("all_gather", x)
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x, group=self.group)
+        self.group.allgather([parts], [x]).wait()
         return torch.cat(parts, dim)
 
     def all_to_all(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
         self.traffic.count("all_to_all", x)
         out = x.new_empty((sum(receive), *x.shape[1:]))
-        dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=self.group)
+        self.group.alltoall_base(out, x.contiguous(), list(receive), list(send)).wait()
         return out

@@ -1,0 +1,193 @@
+"""How the processes of a mesh come to be: started from this one, or started by torchrun and met here.
+
+Either way every process runs the same program after that. A process that is started here is a fresh interpreter, not a
+copy of this one: the user's script is not run again, and needs no guard.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from modelbay.args import EngineArgs
+from modelbay.errors import EngineError, UsageError
+from modelbay.resolve import Resolution
+from modelbay_runtime.parallel.mesh import Mesh
+
+_LOCALHOST = "127.0.0.1"
+#: Seconds that a process which was told to end may take.
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What a started process needs to take its place.
+
+    Attributes:
+        args: the engine arguments, the revision pinned. module_plugins: names of modules given as plugins.
+        manifest: distributions of plugins and their versions, as the first process has them.
+        path: where modules are looked for. folder: where it leaves word of how it failed.
+    """
+
+    args: EngineArgs
+    module_plugins: tuple[str, ...]
+    manifest: Mapping[str, str]
+    rank: int
+    port: int
+    path: tuple[str, ...]
+    folder: str
+
+
+def listening_store(size: int, timeout: float) -> Any:
+    """A store that only processes of this machine can reach."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((_LOCALHOST, 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        _LOCALHOST, port, size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+
+
+def joined_store(port: int, size: int, timeout: float) -> Any:
+    return dist.TCPStore(
+        _LOCALHOST, port, size, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False
+    )
+
+
+class Processes:
+    """The processes that this one started."""
+
+    def __init__(self, resolution: Resolution, mesh: Mesh, port: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="modelbay-"))
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        args, modules = portable(resolution)
+        for rank in range(1, mesh.size):
+            bootstrap = Bootstrap(
+                args, modules, resolution.plugins.manifest(), rank, port, tuple(sys.path), str(self.folder)
+            )
+            file = self.folder / f"start-{rank}"
+            file.write_bytes(pickle.dumps(bootstrap))
+            # Its end of the pipe closes when this process ends, however it ends, and then it ends too.
+            self.processes[rank] = subprocess.Popen(
+                [sys.executable, "-m", "modelbay_runtime.parallel.worker", str(file)], stdin=subprocess.PIPE
+            )
+
+    def failed(self) -> str | None:
+        """What the first process that ended has to say, or None."""
+        for rank, process in self.processes.items():
+            if process.poll() is not None:
+                return self._last_words(rank, process.returncode)
+        return None
+
+    def wait_failed(self, seconds: float) -> str | None:
+        """As `failed`; a process that is about to end is given some time for it."""
+        until = time.monotonic() + seconds
+        while (found := self.failed()) is None and time.monotonic() < until:
+            time.sleep(0.05)
+        return found
+
+    def _last_words(self, rank: int, code: int) -> str:
+        file = self.folder / f"error-{rank}"
+        if file.exists():
+            return file.read_text()
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"rank {rank} (process {self.processes[rank].pid}) {how}"
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Wait for processes that were told to end, end those that do not, leave nothing behind. Idempotent."""
+        until = time.monotonic() + (0 if at_once else _GRACE_S)
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def portable(resolution: Resolution) -> tuple[EngineArgs, tuple[str, ...]]:
+    """The arguments as another process can use them: the commit in place of a branch, modules by their names.
+
+    Raises:
+        UsageError: a plugin module that another process cannot import.
+    """
+    args, modules = resolution.args, []
+    names: list[Any] = []
+    for plugin in args.plugins or ():
+        if not isinstance(plugin, ModuleType):
+            names.append(plugin)
+            continue
+        if plugin.__name__ == "__main__" or getattr(plugin, "__spec__", None) is None:
+            raise UsageError(
+                f"plugin module {plugin.__name__!r} exists in this process only, and other ranks cannot import it.",
+                hint="Put it into a file of its own that is on sys.path, or install it.",
+            )
+        modules.append(plugin.__name__)
+    changes: dict[str, Any] = {"plugins": names if args.plugins is not None and (names or not modules) else None}
+    if resolution.files.commit is not None:
+        changes["revision"] = resolution.files.commit
+    return args.replace(**changes), tuple(modules)
+
+
+@dataclass(frozen=True, slots=True)
+class Torchrun:
+    """What torchrun told this process."""
+
+    rank: int
+    size: int
+    address: str
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str] = os.environ) -> Torchrun | None:
+        """None if this process was not started by it."""
+        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        if not all(environ.get(name) for name in needed):
+            return None
+        return cls(int(environ["RANK"]), int(environ["WORLD_SIZE"]), environ["MASTER_ADDR"])
+
+    def check(self, mesh: Mesh) -> None:
+        """Raises:
+        UsageError: it started another number of processes than the arguments ask for.
+        """
+        if self.size != mesh.size:
+            raise UsageError(
+                f"torchrun started {self.size} processes, and the arguments ask for {mesh}.",
+                hint="Make --nnodes times --nproc-per-node that number.",
+            )
+
+    def store(self, timeout: float) -> Any:
+        """torchrun's own store.
+
+        Raises:
+            EngineError: it cannot be reached.
+        """
+        try:
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        except Exception as error:
+            raise EngineError(f"rank {self.rank} cannot reach torchrun's store at {self.address}: {error}") from error
+        store.set_timeout(timedelta(seconds=timeout))
+        return dist.PrefixStore("modelbay", store)
+
+    def host(self) -> str:
+        """This machine's address on the way to the first one."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.address, 9))  # sends nothing
+            return str(probe.getsockname()[0])

@@ -1,0 +1,136 @@
+"""A rank other than the first: does what it is told until it is told to end.
+
+``python -m modelbay_runtime.parallel.worker FILE`` is how the first rank starts one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from modelbay.errors import ModelbayError
+from modelbay.resolve import Resolution, resolve_args
+from modelbay_runtime.engine.batch import Batch, idle_batch
+from modelbay_runtime.engine.rank import Rank
+from modelbay_runtime.engine.runner import BatchOutput, Runner
+from modelbay_runtime.parallel.channel import Listener
+from modelbay_runtime.parallel.launch import Bootstrap, joined_store
+from modelbay_runtime.parallel.member import Member, place_device, share_threads
+from modelbay_runtime.parallel.mesh import Mesh
+
+_LOST = 3
+
+
+def serve(resolution: Resolution, mesh: Mesh, number: int, store: Any, host: str) -> None:
+    """Load this rank's part and compute what rank 0 says, until it says that it is over."""
+    member = Member(resolution, mesh, number, store, host)
+    listener = Listener(member.world.control, _lost)
+    rank, runner = member.load()
+    lane = member.world.place.dp_rank
+    for command in listener.commands():
+        match command:
+            case ("round", batches):
+                _compute(member, runner, batches, lane)
+            case ("clear",):
+                rank.cache.clear()
+            case ("apply", payload):
+                member.world.gather(applied(payload, rank))
+
+
+def _compute(member: Member, runner: Runner, batches: list[Batch | None], lane: int) -> None:
+    batch, mesh = batches[lane], member.mesh
+    output = run_lane(runner, mesh, batch)
+    if batch is not None and lane and member.number == mesh.leader(lane):
+        assert output is not None, "a leader is on the last stage"
+        member.world.send_object(_portable(output, batch), 0)
+
+
+def run_lane(runner: Runner, mesh: Mesh, batch: Batch | None) -> BatchOutput | None:
+    """A lane that has nothing to do computes all the same where its experts serve other lanes."""
+    if batch is None:
+        if mesh.expert_parallel and mesh.dp > 1:
+            runner.run(idle_batch(runner.cache.layout))
+        return None
+    return runner.run(batch)
+
+
+def _portable(output: BatchOutput, batch: Batch) -> BatchOutput:
+    logits = None if output.logits is None else output.logits.cpu()
+    hidden = output.hidden.cpu() if batch.wants_hidden and output.hidden is not None else None
+    return BatchOutput(logits, hidden, output.prompt_logprobs)
+
+
+def applied(payload: bytes, rank: Rank) -> tuple[bool, Any]:
+    """Whether a pickled function ran on this rank's module, and its result or what it raised."""
+    try:
+        result = pickle.loads(payload)(rank.model)
+        pickle.dumps(result)  # what cannot be sent back is this call's failure, and not the next one's
+        return True, result
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _lost(error: BaseException) -> None:
+    """Rank 0 is gone: whatever this process is doing is for nobody."""
+    os._exit(_LOST)
+
+
+def _end_with_parent() -> None:
+    """The pipe that stdin is closes when the process that started this one ends."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(_LOST)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(file: str) -> None:
+    """Take the place that the file names.
+
+    Raises:
+        BaseException: whatever ends this rank; its words are left where the first rank looks for them.
+    """
+    bootstrap: Bootstrap = pickle.loads(Path(file).read_bytes())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank decides what Ctrl-C ends
+    _end_with_parent()
+    mesh = Mesh.of(bootstrap.args)
+    try:
+        sys.path[:] = bootstrap.path
+        args = bootstrap.args
+        if bootstrap.module_plugins:
+            modules = [importlib.import_module(name) for name in bootstrap.module_plugins]
+            args = args.replace(plugins=[*(args.plugins or ()), *modules])
+        share_threads(mesh.size)
+        resolution = place_device(resolve_args(args), bootstrap.rank)
+        store = joined_store(bootstrap.port, mesh.size, args.distributed_timeout_seconds)
+        serve(resolution, mesh, bootstrap.rank, store, "127.0.0.1")
+    except BaseException as error:
+        _leave_word(bootstrap, mesh, error)
+        # Not a return: threads of c10d may wait for ranks that wait for this one.
+        os._exit(1)
+    os._exit(0)
+
+
+def _leave_word(bootstrap: Bootstrap, mesh: Mesh, error: BaseException) -> None:
+    place = mesh.place(bootstrap.rank)
+    words = f"rank {bootstrap.rank} ({place}) ended: {type(error).__name__}: {error}"
+    if not isinstance(error, ModelbayError):
+        words += "\n" + "".join(traceback.format_exception(error)).rstrip()
+    unfinished = Path(bootstrap.folder, f".error-{bootstrap.rank}")
+    try:
+        unfinished.write_text(words)
+        unfinished.rename(unfinished.with_name(f"error-{bootstrap.rank}"))
+    except OSError:
+        print(words, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

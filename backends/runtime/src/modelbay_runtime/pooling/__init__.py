@@ -1,0 +1,1 @@
+"""From hidden states to embeddings, classes and scores."""

@@ -1,0 +1,199 @@
+"""What `LLM.embed`, `classify`, `score` and `encode` were given, checked and tokenized: nothing runs before all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from modelbay.errors import UsageError
+from modelbay_runtime.engine.outputs import EmbeddingOutput, ScoringOutput
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, fit_prompt, listed
+from modelbay_runtime.pooling.inputs import (
+    DOCUMENT,
+    QUERY,
+    numbered,
+    prompt_for,
+    prompt_text,
+    read_pair,
+    read_text,
+    tokens_before,
+)
+from modelbay_runtime.pooling.plan import assert_task, plan_request
+from modelbay_runtime.sampling_params import PoolingParams
+
+if TYPE_CHECKING:
+    from modelbay_runtime.llm import LLM
+
+Given = tuple[list[Prompt], list[PoolingParams]]
+
+
+def encode_prompts(llm: LLM, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams) -> list[Prompt]:
+    """For hidden states."""
+    return _read(llm, listed(prompts), [params] * len(listed(prompts)), "")
+
+
+def embed_prompts(
+    llm: LLM,
+    prompts: PromptLike | Sequence[PromptLike],
+    params: PoolingParams | Sequence[PoolingParams] | None,
+    *,
+    prompt_name: str | None,
+    prompt: str | None,
+) -> Given:
+    """Raises:
+    UsageError: naming the first prompt that cannot be served by its index.
+    """
+    assert_task(llm.resolution.task, "embed")
+    items = listed(prompts)
+    before = prompt_text(llm.resolution.pooling, prompt_name, prompt)
+    asked = prompt_name is not None or prompt is not None
+    wanted = _params(params, "embed", len(items))
+    return _read(llm, items, wanted, before, only_texts=not asked), wanted
+
+
+def classify_prompts(
+    llm: LLM, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams | Sequence[PoolingParams] | None
+) -> Given:
+    """As `embed_prompts`, for classes."""
+    assert_task(llm.resolution.task, "classify")
+    items = listed(prompts)
+    wanted = _params(params, "classify", len(items))
+    return _read(llm, items, wanted, ""), wanted
+
+
+def paired(query: str | Sequence[str], documents: str | Sequence[str]) -> tuple[list[str], list[str]]:
+    """A query for each document.
+
+    Raises:
+        UsageError: not texts, or their numbers do not fit.
+    """
+    queries = [query] if isinstance(query, str) else list(query)
+    texts = [documents] if isinstance(documents, str) else list(documents)
+    wrong = next((item for item in (*queries, *texts) if not isinstance(item, str)), None)
+    if wrong is not None:
+        raise UsageError(f"queries and documents are texts, got {type(wrong).__name__}.")
+    if len(queries) == 1:
+        queries = queries * len(texts)
+    if not texts or len(queries) != len(texts):
+        raise UsageError(f"{len(queries)} queries and {len(texts)} documents: give one query, or one for each.")
+    return queries, texts
+
+
+def score_prompts(llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None) -> Given:
+    """Pairs for a cross-encoder.
+
+    Raises:
+        UsageError: the classifier has more than one label.
+    """
+    spec, config = llm.resolution.pooling, llm.resolution.config
+    assert spec is not None, "a classifier has a pooling spec"
+    if spec.num_labels != 1:
+        raise UsageError(
+            f"a score is made by a classifier with one label, and this one has {spec.num_labels}.",
+            hint="Use classify.",
+        )
+    [wanted] = _params(params, "score", 1)
+    engine = llm.engine
+    prompts = numbered(
+        list(zip(queries, documents, strict=True)),
+        lambda pair: read_pair(
+            *pair, engine.tokenizer, config.vocab_size, wanted, engine.max_model_len,
+            num_types=config.get("type_vocab_size"), lower=spec.lower_case,
+        ),
+    )  # fmt: skip
+    _check(llm, prompts, [wanted] * len(prompts))
+    return prompts, [wanted] * len(prompts)
+
+
+def bi_encoder_prompts(
+    llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None
+) -> tuple[Given, list[tuple[int, int]]]:
+    """Each different text once, and for every pair the places of its two."""
+    assert_task(llm.resolution.task, "embed")
+    if params is not None and params.task is not None:
+        params = dataclasses.replace(params, task=None)
+    spec = llm.resolution.pooling
+    before = (prompt_for(spec, QUERY), prompt_for(spec, DOCUMENT))
+    places: dict[tuple[int, str], int] = {}
+    pairs = [
+        (places.setdefault((0, query), len(places)), places.setdefault((1, text), len(places)))
+        for query, text in zip(queries, documents, strict=True)
+    ]
+    [wanted] = _params(params, "embed", 1)
+    prompts = [_one(llm, text, wanted, before[side]) for side, text in places]
+    _check(llm, prompts, [wanted] * len(prompts))
+    return (prompts, [wanted] * len(prompts)), pairs
+
+
+def cosines(outputs: Sequence[EmbeddingOutput], places: Sequence[tuple[int, int]]) -> list[ScoringOutput]:
+    """The cosine of each pair of embeddings."""
+    vectors = torch.nn.functional.normalize(torch.tensor([output.embedding for output in outputs]), dim=-1)
+    scores = (vectors[[left for left, _ in places]] * vectors[[right for _, right in places]]).sum(-1).tolist()
+    found = []
+    for (left, right), score in zip(places, scores, strict=True):
+        query, document = outputs[left], outputs[right]
+        ids = [*query.prompt_token_ids, *document.prompt_token_ids]
+        found.append(ScoringOutput(query.request_id, query.prompt, ids, score, document.metrics))
+    return found
+
+
+def _params(
+    params: PoolingParams | Sequence[PoolingParams] | None, task: str, count: int
+) -> list[PoolingParams]:
+    """One for each prompt, each with its task."""
+    given = PoolingParams() if params is None else params
+    several = [given] * count if isinstance(given, PoolingParams) else list(given)
+    if not all(isinstance(item, PoolingParams) for item in several):
+        raise UsageError(f"pooling parameters are PoolingParams, or a list of them, got {params!r}.")
+    if len(several) != count:
+        raise UsageError(f"{count} prompts and {len(several)} pooling parameters: give one, or one for each.")
+    wrong = next((item.task for item in several if item.task not in (None, task)), None)
+    if wrong is not None:
+        raise UsageError(f"{task} was called with pooling parameters for the task {wrong}.")
+    return [dataclasses.replace(item, task=task) for item in several]
+
+
+def _read(
+    llm: LLM, items: list[Any], params: Sequence[PoolingParams], before: str, *, only_texts: bool = False
+) -> list[Prompt]:
+    """Args:
+    only_texts: whether ``before`` is left out where an item is no text.
+    """
+    numbers = iter(params)
+
+    def read(item: Any) -> Prompt:
+        is_text = isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("prompt"), str))
+        return _one(llm, item, next(numbers), before if is_text or not only_texts else "")
+
+    prompts = numbered(items, read)
+    _check(llm, prompts, params)
+    return prompts
+
+
+def _one(llm: LLM, item: Any, params: PoolingParams, before: str) -> Prompt:
+    engine, spec = llm.engine, llm.resolution.pooling
+    prompt = read_text(
+        item, engine.tokenizer, llm.resolution.config.vocab_size, params, engine.max_model_len,
+        before=before, lower=spec is not None and spec.lower_case,
+    )  # fmt: skip
+    if before and spec is not None and not spec.include_prompt:
+        return dataclasses.replace(prompt, not_pooled=tokens_before(engine.tokenizer, before))
+    return prompt
+
+
+def _check(llm: LLM, prompts: list[Prompt], params: Sequence[PoolingParams]) -> None:
+    """Everything that would be refused when a request is queued.
+
+    Raises:
+        UsageError: naming the prompt by its index.
+    """
+    keeps = bool(llm.engine.executor.rank.plan.layout.groups)
+
+    def check(pair: tuple[Prompt, PoolingParams]) -> None:
+        plan_request(pair[1], pair[0], llm.resolution, keeps)
+        fit_prompt(pair[0], pair[1], llm.engine.max_model_len)
+
+    numbered(list(zip(prompts, params, strict=True)), check)

@@ -1,0 +1,128 @@
+"""Texts and pairs of texts to the tokens that a pooling model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from modelbay.errors import ModelbayError, UsageError
+from modelbay.pooling import PoolingSpec
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, encoded, read_prompt
+from modelbay_runtime.sampling_params import PoolingParams
+
+#: Prompts that queries and documents get where a model has them, the first that it has.
+QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
+
+
+def numbered(items: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
+    """``read`` of each; an error says which item it is about.
+
+    Raises:
+        ModelbayError: as ``read`` raised it.
+    """
+    found = []
+    for index, item in enumerate(items):
+        try:
+            found.append(read(item))
+        except ModelbayError as error:
+            if len(items) == 1:
+                raise
+            raise type(error)(f"prompt {index}: {error.message}", hint=error.hint) from error
+    return found
+
+
+def prompt_text(spec: PoolingSpec | None, name: str | None, prompt: str | None) -> str:
+    """The text that is put before every text: the one given, the one of that name, or the model's default.
+
+    Raises:
+        UsageError: both are given, or the model has no prompt of that name.
+    """
+    prompts = spec.prompts if spec is not None else {}
+    if prompt is not None:
+        if name is not None:
+            raise UsageError("prompt and prompt_name were both given; give one.")
+        return prompt
+    if name is None:
+        return prompts.get(spec.default_prompt, "") if spec is not None and spec.default_prompt else ""
+    if name not in prompts:
+        known = ", ".join(prompts) or "it has none"
+        raise UsageError(f"the model has no prompt {name!r} (known: {known}).")
+    return prompts[name]
+
+
+def prompt_for(spec: PoolingSpec | None, names: tuple[str, ...]) -> str:
+    """The first of these prompts that the model has, else its default one."""
+    name = next((name for name in names if spec is not None and spec.prompts.get(name)), None)
+    return prompt_text(spec, name, None)
+
+
+def read_text(
+    item: PromptLike, tokenizer: Any, vocab_size: int, params: PoolingParams, max_model_len: int, *,
+    before: str = "", lower: bool = False,
+) -> Prompt:  # fmt: skip
+    """One text (or token ids) as a prompt. A text that is cut keeps its special tokens: the tokenizer cuts it.
+
+    Raises:
+        UsageError: it is no prompt; or ids, where something must be put before them.
+    """
+    text = item.get("prompt") if isinstance(item, dict) and item.get("prompt_token_ids") is None else item
+    if not isinstance(text, str):
+        if before:
+            raise UsageError("a prompt can be put before a text, not before token ids.")
+        return read_prompt(item, tokenizer, vocab_size)
+    text = before + (text.lower() if lower else text)
+    if tokenizer is None or params.truncate_prompt_tokens is None:
+        return read_prompt(text, tokenizer, vocab_size)
+    ids, _ = _encode(tokenizer, text, None, params, max_model_len)
+    return encoded(ids, text, vocab_size)
+
+
+def read_pair(
+    query: str, document: str, tokenizer: Any, vocab_size: int, params: PoolingParams, max_model_len: int,
+    *, num_types: int | None, lower: bool = False,
+) -> Prompt:  # fmt: skip
+    """Two texts as one prompt, as the tokenizer joins them, each token with its text's number (its token type).
+
+    Args:
+        num_types: how many the model tells apart.
+
+    Raises:
+        UsageError: not texts, or more types than the model has.
+    """
+    for text in (query, document):
+        if not isinstance(text, str):
+            raise UsageError(f"a cross-encoder scores pairs of texts, got {type(text).__name__}.")
+    if tokenizer is None:
+        raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
+    pair = (query.lower(), document.lower()) if lower else (query, document)
+    ids, types = _encode(tokenizer, pair[0], pair[1], params, max_model_len)
+    if types is not None and num_types is not None and max(types, default=0) >= num_types:
+        raise UsageError(f"the tokenizer gives token type {max(types)}, and the model has {num_types}.")
+    prompt = encoded(ids, query, vocab_size)
+    return Prompt(prompt.token_ids, prompt.text, types if types and any(types) else None)
+
+
+def tokens_before(tokenizer: Any, before: str) -> int:
+    """How many tokens of a text come from the prompt before it: its own, without a special one that ends it."""
+    ids = list(tokenizer(before, verbose=False)["input_ids"])
+    return len(ids) - 1 if ids and ids[-1] in tokenizer.all_special_ids else len(ids)
+
+
+def _encode(
+    tokenizer: Any, text: str, pair: str | None, params: PoolingParams, max_model_len: int
+) -> tuple[list[int], list[int] | None]:
+    for given in (text, pair or ""):
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the prompt is not text: character {error.start} is half of one.") from error
+    keep = params.truncate_prompt_tokens
+    settings: dict[str, Any] = {}
+    if keep is not None:
+        longest = min(max_model_len if keep == -1 else keep, max_model_len)
+        if longest <= tokenizer.num_special_tokens_to_add(pair=pair is not None):
+            raise UsageError(f"truncate_prompt_tokens={keep} leaves no room beside the tokenizer's special tokens.")
+        settings = {"truncation": "longest_first", "max_length": longest}
+    found = tokenizer(text, pair, verbose=False, **settings)
+    types = found.get("token_type_ids")
+    return list(found["input_ids"]), None if types is None else list(types)

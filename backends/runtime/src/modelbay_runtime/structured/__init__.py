@@ -1,0 +1,1 @@
+"""Structured outputs: output that a JSON schema, a regular expression, a list of texts or a grammar allows."""

@@ -1,0 +1,51 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from modelbay_server.answers.chat import ChatAnswer
+from modelbay_server.bodies import JsonRoute
+from modelbay_server.engine_loop import Item
+from modelbay_server.models import ServedModel
+from modelbay_server.schemas.chat import ChatBody
+from modelbay_server.state import ServerState, State
+from modelbay_server.streaming import EventStream, until_disconnect
+from modelbay_server.texts import read_chat
+
+router = APIRouter(route_class=JsonRoute, tags=["generate"])
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatBody, request: Request, state: State) -> Response:
+    """Answer a conversation."""
+    served = state.pool.require(body.model, ["generate"], "chat")
+    return await until_disconnect(request, _answer(body, served, state))
+
+
+async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Response:
+    params = body.params(served.resolution.config.generation.get("max_new_tokens"))
+    messages = body.conversation()
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(state.model(served))
+        length = sum(len(str(message.get("content"))) for message in messages)
+        read = partial(
+            read_chat,
+            model,
+            messages,
+            tools=body.offered_tools,
+            variables=body.variables(),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        prompt = await state.with_text(length, read)
+        job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
+        await job.admitted()
+        answer = ChatAnswer(body, model)
+        if body.stream:
+            return EventStream(answer.pieces(job), stack.pop_all())
+        return JSONResponse(answer.whole(await job.results()))

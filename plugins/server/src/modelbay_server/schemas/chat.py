@@ -1,0 +1,162 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from modelbay.errors import UsageError
+from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_server.schemas.common import SamplingBody, check_total, structured
+
+
+class Message(BaseModel):
+    """One message. Fields beyond these reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True, hide_input_in_errors=True)
+
+    role: Annotated[str, Field(min_length=1, max_length=100)]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Function(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatBody(SamplingBody):
+    """Answer a conversation, rendered by the model's own chat template."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the model's template.")
+    reasoning_effort: str | None = Field(None, description="A variable of the template, where the template has it.")
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template gets."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_unset=True) | {"type": "function"} for tool in self.tools]
+
+    def variables(self) -> dict[str, Any]:
+        """What the client says to the template."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", self.reasoning_effort)
+        return given
+
+    def params(self, default_max_tokens: int | None) -> SamplingParams:
+        """Args:
+            default_max_tokens: the model's own, where it has one; else the output may fill the context.
+
+        Raises:
+            UsageError: what the fields say together makes no sense, or is not offered.
+        """
+        self._check()
+        more: dict[str, Any] = {}
+        asked = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        if asked is not None or default_max_tokens is None:
+            more["max_tokens"] = asked
+        if self.logprobs:
+            more["logprobs"] = self.top_logprobs or 0
+        if self.response_format is not None and self.response_format.type != "text":
+            more["structured_outputs"] = self._structured()
+        return self.sampling(**more)
+
+    def _check(self) -> None:
+        check_total(1, self.n or 1)
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise UsageError("max_tokens and max_completion_tokens are two names of one number, and they differ.")
+        if self.top_logprobs and not self.logprobs:
+            raise UsageError("top_logprobs needs logprobs to be true.")
+        if isinstance(self.tool_choice, dict) or self.tool_choice == "required":
+            raise UsageError("tool_choice must be none or auto: a call cannot be forced.")
+        if self.add_generation_prompt and self.continue_final_message and "add_generation_prompt" in self.model_fields_set:
+            raise UsageError("add_generation_prompt and continue_final_message exclude each other.")
+
+    def _structured(self) -> Any:
+        assert self.response_format is not None
+        if self.response_format.type == "json_object":
+            return structured(json_object=True)
+        if self.response_format.json_schema is None:
+            raise UsageError("response_format of type json_schema needs json_schema.")
+        return structured(json=self.response_format.json_schema.schema_)
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as templates take them: texts, and the arguments of calls as objects.
+
+        Raises:
+            UsageError: a part that is no text.
+        """
+        return [_plain(message, position) for position, message in enumerate(self.messages)]
+
+
+def _plain(message: Message, position: int) -> dict[str, Any]:
+    plain = message.model_dump(exclude_unset=True)
+    if isinstance(message.content, list):
+        plain["content"] = "\n".join(_part_text(part, position) for part in message.content)
+    elif message.content is None:
+        plain["content"] = ""
+    if message.tool_calls is not None:
+        plain["tool_calls"] = [_plain_call(call, position) for call in message.tool_calls]
+    return plain
+
+
+def _part_text(part: dict[str, Any], position: int) -> str:
+    kind, text = part.get("type"), part.get("text")
+    if kind != "text" or not isinstance(text, str):
+        raise UsageError(f"message {position} has a part of type {str(kind)[:100]!r}; this model takes texts only.")
+    return text
+
+
+def _plain_call(call: dict[str, Any], position: int) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UsageError(f"message {position} has a tool call without a function and its name.")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"message {position} has a tool call whose arguments are not JSON.") from error
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}

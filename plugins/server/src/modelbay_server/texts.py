@@ -1,0 +1,95 @@
+"""Prompts from what clients send, and texts from token ids."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modelbay.errors import UsageError
+from modelbay.tokenizer import check_token_ids, render_chat
+from modelbay_runtime.engine.prompts import Prompt, encoded, read_prompt
+from modelbay_server.models import LoadedModel
+
+
+def read_prompts(model: LoadedModel, prompts: Sequence[Any], *, add_special_tokens: bool = True) -> list[Prompt]:
+    """Texts and lists of token ids, as the engine takes them.
+
+    Raises:
+        UsageError: ids outside the vocabulary, or a text without a tokenizer.
+    """
+    return [_read(model, prompt, add_special_tokens) for prompt in prompts]
+
+
+def _read(model: LoadedModel, prompt: Any, add_special_tokens: bool) -> Prompt:
+    if add_special_tokens or not isinstance(prompt, str):
+        return read_prompt(prompt, model.tokenizer, model.vocab_size)
+    if model.tokenizer is None:
+        raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
+    ids = model.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    return encoded(ids, prompt, model.vocab_size)
+
+
+def read_chat(
+    model: LoadedModel,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+) -> Prompt:
+    """A conversation through the model's own template.
+
+    Raises:
+        UsageError: a variable that is not the template's, or tools that it would pass over in silence.
+        TokenizerError: there is no template, or it refuses the conversation.
+    """
+    check_variables(model, variables)
+    given: dict[str, Any] = {
+        "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        "continue_final_message": continue_final_message,
+        **variables,
+    }
+    prompt: Prompt = model.llm.render(messages, tools=tools, **given)
+    if tools and prompt.text == model.llm.render(messages, **given).text:
+        raise UsageError("tools were given, and the model's chat template has no place for them.")
+    return prompt
+
+
+def check_variables(model: LoadedModel, variables: Mapping[str, Any]) -> None:
+    """Only variables that the template reads. What has a meaning outside of it, as another template or a file to read
+    one from, is not a client's to say.
+
+    Raises:
+        UsageError: naming the first that is not one.
+    """
+    if not variables:
+        return
+    template = template_text(model)
+    meant = {*inspect.signature(render_chat).parameters, "messages", "tools"}
+    apply = getattr(model.tokenizer, "apply_chat_template", None)
+    meant |= set(inspect.signature(apply).parameters) if apply is not None else set()
+    for name in variables:
+        if name in meant or not name.isidentifier() or not re.search(rf"\b{re.escape(name)}\b", template):
+            raise UsageError(f"chat_template_kwargs: the model's template has no variable {name[:100]!r}.")
+
+
+def template_text(model: LoadedModel) -> str:
+    """The model's chat template; all of them, where it has several; "" where it has none."""
+    template = getattr(model.tokenizer, "chat_template", None) or ""
+    return "\n".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
+
+
+def decode(model: LoadedModel, token_ids: Sequence[int]) -> str:
+    """The text of token ids, special tokens included; ids that the tokenizer does not know are empty text.
+
+    Raises:
+        UsageError: no tokenizer, or ids outside the model's vocabulary.
+    """
+    check_token_ids(token_ids, model.vocab_size)
+    if model.tokenizer is None:
+        raise UsageError("text needs a tokenizer, and this model was loaded without one.")
+    known = [token_id for token_id in token_ids if token_id <= model.tokenizer.max_token_id]
+    return str(model.tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
