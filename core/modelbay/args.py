@@ -65,6 +65,11 @@ class EngineArgs:
     pipeline_parallel_size: int = _arg(1, "Stages the layers are split into.")
     data_parallel_size: int = _arg(1, "Replicas of the model.")
     enable_expert_parallel: bool = _arg(False, "Split experts over ranks instead of slicing each expert.")
+    distributed_executor_backend: str = _arg(
+        "auto",
+        "Who starts the ranks: this process (mp), torchrun, a Ray cluster; auto: torchrun if it runs, else mp.",
+        choices=("auto", "mp", "torchrun", "ray"),
+    )
     distributed_backend: str = _arg(
         "auto", "What ranks exchange tensors with; auto: NCCL between GPUs, else gloo.", choices=("auto", "gloo", "nccl")
     )
@@ -78,6 +83,16 @@ class EngineArgs:
     block_size: int = _arg(16, "Tokens in one KV cache block.")
     enable_prefix_caching: bool = _arg(True, "Share cache blocks between requests that begin alike.")
     enable_chunked_prefill: bool = _arg(True, "Split long prompts over several steps.")
+    limit_mm_per_prompt: Mapping[str, Any] | None = _arg(
+        None, "Most images and pieces of audio in one prompt, as JSON (image, audio); 64 of each if not given."
+    )
+    allowed_media_domains: Sequence[str] | None = _arg(
+        None, "Hosts that images and audio may be fetched from, separated by commas; none if not given."
+    )
+    allowed_local_media_path: str | None = _arg(
+        None, "Directory whose files requests to the server may name as images and audio; none if not given."
+    )
+    media_cache_bytes: int = _arg(2**28, "Memory for the encoded images and audio that are kept, in bytes.")
     seed: int = _arg(0, "Seed of everything random that a request does not seed itself.")
     plugins: Sequence[Any] | None = _arg(
         None, "Plugins to load (names or modules); all installed ones if not given.", flag=False
@@ -98,6 +113,13 @@ class EngineArgs:
                 raise UsageError(f"{name} must be a positive integer, got {value!r}.")
         for entry in dataclasses.fields(self):
             _check_type(entry.name, getattr(self, entry.name), str(entry.type))
+        if self.media_cache_bytes < 0:
+            raise UsageError(f"media_cache_bytes must be 0 or more, got {self.media_cache_bytes!r}.")
+        for kind, limit in (self.limit_mm_per_prompt or {}).items():
+            if kind not in ("image", "audio") or type(limit) is not int or limit < 0:
+                raise UsageError(
+                    f"limit_mm_per_prompt takes image and audio, each a number of items, got {kind!r}: {limit!r}."
+                )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}.")
         if not 0 < self.distributed_timeout_seconds < float("inf"):
@@ -139,6 +161,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "str": (str | os.PathLike, "a string"),
     "Mapping[str, Any]": (Mapping, "a mapping"),
     "Mapping[str, str]": (Mapping, "a mapping"),
+    "Sequence[str]": (list | tuple, "a list of strings"),
 }
 _TORCH_OBJECTS = ("dtype", "device")
 
@@ -150,4 +173,6 @@ def _check_type(name: str, value: Any, annotation: str) -> None:
         return
     expected, words = _KINDS[kind]
     if not isinstance(value, expected) or (isinstance(value, bool) and kind != "bool"):
+        raise UsageError(f"{name} must be {words}, got {value!r}.")
+    if kind == "Sequence[str]" and not all(isinstance(entry, str) for entry in value):
         raise UsageError(f"{name} must be {words}, got {value!r}.")

@@ -32,6 +32,10 @@ class PluginError(ModelbayError):
     """A plugin that could not be imported, validated or registered."""
 
 
+class UnknownNameError(UsageError, PluginError):
+    """An argument names something that nobody who is installed offers."""
+
+
 class PluginConflictError(PluginError):
     """Two plugins own one name and nobody chose between them."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from modelbay.errors import PluginConflictError, PluginError, UsageError
+from modelbay.errors import PluginConflictError, PluginError, UnknownNameError
 from modelbay.specs import Owner
 
 T = TypeVar("T")
@@ -150,13 +150,13 @@ class Plugins:
         """Like `require`, for a name that an argument gave: the user's mistake, unless a plugin that failed has it.
 
         Raises:
-            UsageError: no plugin has it.
+            UnknownNameError: no plugin has it.
             PluginError: one that failed to load does.
         """
         owned = self.get(table, name)
         if owned is None:
             failed = any(name in record.offers.get(table, ()) for record in self.failed)
-            kind = PluginError if failed else UsageError
+            kind = PluginError if failed else UnknownNameError
             raise kind(f"no installed plugin offers the {what} {name!r}.", hint=self.absent_hint(table, name))
         return owned
 

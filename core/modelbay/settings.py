@@ -127,5 +127,5 @@ def _fits(value: Any, annotation: str) -> bool:
         return kind == "bool" and isinstance(value, bool)
     if kind == "float":
         return isinstance(value, int | float)
-    expected: dict[str, type] = {"str": str, "int": int, "Mapping[str, Any]": dict}
+    expected: dict[str, type] = {"str": str, "int": int, "Mapping[str, Any]": dict, "Sequence[str]": list}
     return isinstance(value, expected.get(kind, object))

@@ -199,3 +199,112 @@ def test_all_sizes_that_divide() -> None:
         size.size for size in tensor_parallel_sizes(facts(num_heads=9, num_kv_heads=3, intermediate_size=1536))
     ] == [1, 3]
     assert tensor_parallel_sizes(facts(num_heads=0, num_kv_heads=0)) == []
+
+
+# -- weights against the config, without loading them
+
+
+def dropped(folder: Path, *names: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file({name: value for name, value in load_file(path).items() if name not in names}, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: edit(folder, intermediate_size=96), "tensors do not fit the model: model.layers.0.mlp"),
+        (lambda folder: edit(folder, vocab_size=300), "do not fit the model: "),
+        (lambda folder: edit(folder, num_hidden_layers=9), "no tensor for"),
+        (lambda folder: dropped(folder, "model.norm.weight"), "no tensor for 1 of its parameters: model.norm.weight"),
+        (lambda folder: edit(folder, attention_bias=True), "q_proj.bias"),
+    ],
+    ids=["width", "vocabulary", "layers", "absent", "bias"],
+)
+def test_weights_that_do_not_fit_the_config_are_seen_without_loading(
+    model: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any], said: str
+) -> None:
+    damage(model)
+    with monkeypatch.context() as patch:
+        patch.setattr("modelbay.weights.safetensors.SafetensorsSource.read", lambda *args: pytest.fail("it was read"))
+        report = check_model(str(model), SMALL)
+    assert kinds(report) == ["file"]
+    assert said in report.missing[0].message
+    assert report.exit_code == 1
+    with pytest.raises(ModelbayError) as caught:
+        LLM(str(model), **SMALL)
+    assert caught.value.message == report.missing[0].message  # type: ignore[attr-defined]
+
+
+def test_layers_that_the_config_leaves_out_are_a_warning_of_check_and_of_a_start(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit(model, num_hidden_layers=1)
+    report = check_model(str(model), SMALL)
+    assert report.runs, report.missing
+    said = (
+        "layer beyond num_hidden_layers: 9 tensors not used [num_hidden_layers = 1 (config.json (num_hidden_layers))]"
+    )
+    assert said in caplog.messages
+    [warning] = [one for one in report.trace.warnings() if one.question == "layer beyond num_hidden_layers"]
+    assert warning.answer == "9 tensors not used"
+    caplog.clear()
+    with LLM(str(model), **SMALL) as llm:
+        assert warning in llm.resolution.trace.warnings()
+    assert said in caplog.messages
+
+
+# -- the second form of a tied head
+
+
+@pytest.mark.parametrize(("name", "tied"), [("llama", False), ("llama-tied", True)])
+def test_w7_the_packed_copy_of_a_tied_head_is_counted(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, tied: bool
+) -> None:
+    from modelbay_runtime.kernels.ops import Linear
+
+    plain = check_model(str(checkpoint(name)), {**SMALL, "kernels": "torch"}).memory
+    assert plain is not None
+    assert plain.copies == 0
+    monkeypatch.setattr(Linear, "pack", staticmethod(lambda weight: weight.clone()))
+    report = check_model(str(checkpoint(name)), {**SMALL, "kernels": "torch"})
+    config = json.loads((checkpoint(name) / "config.json").read_text())
+    head = config["vocab_size"] * config["hidden_size"] * 4
+    assert report.memory is not None
+    assert report.memory.copies == (head if tied else 0)
+    assert report.memory.weights == plain.weights + report.memory.copies
+    with LLM(str(checkpoint(name)), **SMALL, kernels="torch") as llm:
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in llm.engine.model.parameters()}
+        assert report.memory.weights == sum(storages.values())
+
+
+# -- exit codes
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind", "code"),
+    [
+        (["--load-format", "nonsense"], "plugin", 2),
+        (["--tokenizer-mode", "nonsense"], "plugin", 2),
+        (["--quantization", "nonsense"], "plugin", 2),
+        (["--quantization", "gguf"], "argument", 2),
+        (["--model-impl", "nonsense"], "argument", 2),
+        (["--kernels", "nonsense"], "argument", 2),
+        (["--dtype", "nonsense"], "argument", 2),
+        (["--hf-overrides", '{"hiden_size": 3}'], "argument", 2),
+        (["--max-model-len", "99999"], "argument", 2),
+        (["--hf-overrides", '{"hidden_act": "nonsense"}'], "plugin", 1),
+    ],
+)
+def test_no_because_of_an_argument_is_exit_code_2(
+    model: Path, capsys: pytest.CaptureFixture[str], argv: list[str], kind: str, code: int
+) -> None:
+    assert run(["check", str(model), "--json", "--device", "cpu", *argv]) == code
+    verdict = json.loads(capsys.readouterr().out)
+    assert kind in [missing["kind"] for missing in verdict["missing"]]
+
+
+def test_no_because_of_an_argument_and_of_the_model_is_exit_code_1(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert run(["check", str(model), "--load-format", "nonsense", "--device", "cpu"]) == 1, "and not of it alone"

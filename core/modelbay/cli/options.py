@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -34,11 +34,23 @@ class JsonObject(click.ParamType):
         return parsed
 
 
+class Names(click.ParamType):
+    """Names separated by commas."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[str]:
+        if not isinstance(value, str):
+            return tuple(value)
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
 _TYPES: Mapping[str, click.ParamType] = {
     "str": click.STRING,
     "int": click.INT,
     "float": click.FLOAT,
     "Mapping[str, Any]": JsonObject(),
+    "Sequence[str]": Names(),
 }
 
 

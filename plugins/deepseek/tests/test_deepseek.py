@@ -27,15 +27,9 @@ def yarn(mscale: float, mscale_all_dim: float) -> dict:
     }  # fmt: skip
 
 
-_NOT_SPLIT_YET = {
-    "test_the_tensor_parallel_plan_says_what_the_layers_are": "the plan is data: latent projections and experts are "
-    "not built as parts of several ranks yet"
-}
-
 
 class TestDeepseekV2(ModelConformance):
     plugin = "modelbay_deepseek.plugin"
-    left_out = _NOT_SPLIT_YET
     model_type = "deepseek_v2"
     variants = {
         "lite": {**_SMALL, **_V2_EXPERTS, "q_lora_rank": None, **yarn(0.707, 0.707)},
@@ -49,7 +43,6 @@ class TestDeepseekV2(ModelConformance):
 
 class TestDeepseekV3(ModelConformance):
     plugin = "modelbay_deepseek.plugin"
-    left_out = _NOT_SPLIT_YET
     model_type = "deepseek_v3"
     variants = {
         "groups": {**_SMALL, **_V3_EXPERTS, "q_lora_rank": 24, **yarn(1.0, 1.0)},

@@ -83,6 +83,7 @@ def build_model(resolution: Resolution, parallel: ParallelContext | None = None)
     module = load_target(owned.value.target)().build(resolution, context)
     built = BuiltModel(module, context, dict(module.kv_specs()))
     trace.decide("build", "parameters", f"{_count(module):,} ({built.parameter_bytes():,} bytes)", "module on meta")
+    _check_backbones(built, resolution)
     _check_length(built, resolution)
     kinds: dict[KVSpec, int] = {}
     for spec in built.kv_specs.values():
@@ -94,6 +95,18 @@ def build_model(resolution: Resolution, parallel: ParallelContext | None = None)
     trace.decide("plan", "ranks", whole, "argument")
     table.report(trace)
     return built
+
+
+def _check_backbones(built: BuiltModel, resolution: Resolution) -> None:
+    """A module whose backbones are all of one dtype has not kept each one's own (C8)."""
+    own = {dtype for path, dtype in resolution.config.backbone_dtypes.items() if path}
+    found = {str(parameter.dtype).removeprefix("torch.") for parameter in built.module.parameters()}
+    if own - found:
+        raise UsageError(
+            f"dtype=backbone: the config's backbones are in {', '.join(sorted(own))}, and backend "
+            f"{resolution.backend!r} builds {resolution.architecture} in {', '.join(sorted(found))}.",
+            hint="Use dtype=auto.",
+        )
 
 
 def _check_length(built: BuiltModel, resolution: Resolution) -> None:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from modelbay.errors import (
     ArchitectureError,
     AuthenticationError,
@@ -32,6 +34,7 @@ from modelbay.weights.choose import choose_format
 from modelbay_runtime.build import BuiltModel, build_model
 from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
 from modelbay_runtime.engine.memory import free_bytes, longest_that_fits, plan_cache, step_bytes, step_tokens
+from modelbay_runtime.loading import match_weights
 from modelbay_runtime.parallel.sizes import TensorParallelSize, tensor_parallel_sizes
 
 #: What kind of thing is missing, by the error that says so; the first that fits.
@@ -60,7 +63,9 @@ class MemoryNeed:
     """In bytes; lengths in tokens.
 
     Attributes:
-        weights: parameters of one rank. activations: an upper estimate of one step's.
+        weights: parameters of one rank. copies: of those, second ones, in the form that a kernel multiplies fastest,
+            of what is needed in its own form too: a head that is the embedding.
+        activations: an upper estimate of one step's.
         cache_per_token: of one sequence that fills its blocks. cache_per_sequence: of the longest one.
         free: what may be taken on the device. sequences: how many of the longest fit beside the weights.
         max_model_len: the longest sequence that is served here; shorter than the model's if memory is.
@@ -69,6 +74,7 @@ class MemoryNeed:
     device: str
     dtype: str
     weights: int
+    copies: int
     activations: int
     cache_per_token: int
     cache_per_sequence: int
@@ -88,10 +94,16 @@ class CheckReport:
     tensor_parallel_sizes: list[TensorParallelSize] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace, repr=False)
+    exit_codes: list[int] = field(default_factory=list, repr=False)
 
     @property
     def runs(self) -> bool:
         return not self.missing
+
+    @property
+    def exit_code(self) -> int:
+        """0: it runs. 2: it does not, and only because of what the arguments ask for. Else 1."""
+        return min(self.exit_codes, default=0)
 
     @contextmanager
     def stage(self) -> Iterator[None]:
@@ -101,6 +113,7 @@ class CheckReport:
         except ModelbayError as error:
             kind = next((kind for types, kind in _KINDS if isinstance(error, types)), "other")
             self.missing.append(Missing(kind, error.message, error.hint))
+            self.exit_codes.append(error.exit_code)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -127,6 +140,7 @@ def check_model(model: str, kwargs: Mapping[str, Any]) -> CheckReport:
     report, settings = CheckReport(model), load_settings()
     args = engine_args(model, kwargs, settings, report.trace)
     resolution: Resolution | None = None
+    built: BuiltModel | None = None
     with report.stage():
         resolution = resolve_args(args, trace=report.trace, settings=settings)
     if resolution is None:
@@ -140,7 +154,7 @@ def check_model(model: str, kwargs: Mapping[str, Any]) -> CheckReport:
     with report.stage():
         load_tokenizer(resolution.files, resolution.config, resolution.plugins, resolution.args, resolution.trace)
     with report.stage():
-        report.weights = _weights(resolution)
+        report.weights = _weights(resolution, built)
     return report
 
 
@@ -165,12 +179,26 @@ def _memory(built: BuiltModel, resolution: Resolution) -> MemoryNeed:
     return MemoryNeed(
         device=str(built.context.device),
         dtype=config.dtype,
-        weights=built.parameter_bytes(),
+        weights=built.parameter_bytes() + (copies := _copies(built)),
+        copies=copies,
         activations=step_bytes(config, args, itemsize),
         cache_per_token=sum(spec.row for spec in built.kv_specs.values()) * itemsize,
         cache_per_sequence=blocks * layout.page_elements() * itemsize,
         free=free_bytes(built.context.device, args.gpu_memory_utilization),
     )
+
+
+def _copies(built: BuiltModel) -> int:
+    """Bytes of the packed copies that tied heads get beside the embedding, which is looked up in its own form."""
+    total = 0
+    for module in built.module.modules():
+        pack = getattr(getattr(module, "kernel", None), "pack", None)
+        if pack is None or not getattr(module, "tied_to", None):
+            continue
+        sample = torch.zeros(64, 64, dtype=module.weight.dtype, device=built.context.device)
+        if pack(sample) is not sample:
+            total += module.weight.numel() * module.weight.element_size()
+    return total
 
 
 def _check_memory(report: CheckReport, built: BuiltModel, resolution: Resolution) -> None:
@@ -199,11 +227,12 @@ def _check_memory(report: CheckReport, built: BuiltModel, resolution: Resolution
     report.memory = MemoryNeed(**{**asdict(need), "max_model_len": fitting, "sequences": sequences})
 
 
-def _weights(resolution: Resolution) -> dict[str, Any]:
-    """The files that would be read, and, as far as they are on disk, whether their headers are sound.
+def _weights(resolution: Resolution, built: BuiltModel | None) -> dict[str, Any]:
+    """The files that would be read, and, as far as they are on disk, whether their headers are sound and what they
+    hold is what the module wants, where it could be built.
 
     Raises:
-        WeightsError: there are none, an index names absent ones, or one is damaged.
+        WeightsError: there are none, an index names absent ones, one is damaged, or they do not fit the config.
     """
     files = resolution.files
     spec, load_format = choose_format(resolution.args.load_format, files, resolution.plugins, resolution.trace)
@@ -220,4 +249,6 @@ def _weights(resolution: Resolution) -> dict[str, Any]:
     if names and not absent:
         with load_format.open(files, resolution.config, resolution.args) as source:
             found["tensors"] = len(source.entries())
+            if built is not None:
+                match_weights(built.module, resolution, source, spec)
     return found

@@ -9,6 +9,7 @@ A module says so with attributes that the loader reads:
 * ``shards: dict[str, Shard]``: by parameter (``"weight"``), section (``"q_proj.weight"``) or part (``"gate_proj"``), the
   slice that this rank holds; absent means whole.
 * ``held_elsewhere: str``: nothing of it is on this rank; tensors under its name are ignored, by the rule of this name.
+  ``weight_tied_to: str | None`` is then as ``tied_to``: its ``weight`` is a parameter that is on this rank.
 * ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.
 * ``post_load()``: called once when everything in it is loaded, to repack its weights.
 

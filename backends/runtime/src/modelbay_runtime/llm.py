@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from modelbay.args import EngineArgs
 from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution, resolve
-from modelbay.tokenizer import encode_chat, render_chat
 from modelbay.weights.accounting import LoadReport
 from modelbay_runtime.engine.engine import Engine
 from modelbay_runtime.engine.outputs import (
@@ -23,7 +22,8 @@ from modelbay_runtime.engine.outputs import (
     RequestOutput,
     ScoringOutput,
 )
-from modelbay_runtime.engine.prompts import Prompt, PromptLike, encoded, listed, read_prompt
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, listed, read_prompt, read_prompts
+from modelbay_runtime.multimodal.messages import render_messages
 from modelbay_runtime.pooling import calls
 from modelbay_runtime.progress import progress_bar
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
@@ -89,7 +89,8 @@ class LLM:
         """Continue prompts, batched; results in the order of the prompts.
 
         Args:
-            prompts: a text, ``{"prompt": text}``, ``{"prompt_token_ids": [int]}``, or a list of them.
+            prompts: a text, ``{"prompt": text}``, ``{"prompt_token_ids": [int]}``, or a list of them; a mapping may
+                have ``"multi_modal_data": {"image": …, "audio": …}`` for the placeholders in it.
             sampling_params: for all, or one for each prompt.
 
         Raises:
@@ -98,7 +99,7 @@ class LLM:
         """
         items = listed(prompts)
         config = self.resolution.config
-        texts = [read_prompt(item, self.engine.tokenizer, config.vocab_size) for item in items]
+        texts = read_prompts(items, self.engine.tokenizer, config.vocab_size, self.engine.media)
         return self._generate(texts, sampling_params, use_tqdm)
 
     def chat(
@@ -113,7 +114,10 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer conversations: lists of ``{"role": …, "content": …}``, rendered by the model's chat template."""
+        """Answer conversations: lists of ``{"role": …, "content": …}``, rendered by the model's chat template.
+
+        ``content`` is a text or a list of parts: text, images and audio as OpenAI or Transformers write them.
+        """
         if not messages:
             raise UsageError("a conversation has at least one message.")
         if not isinstance(messages, Sequence):
@@ -231,7 +235,8 @@ class LLM:
         """One prompt's outputs as they grow, each with the whole text so far. Closing the iterator aborts it."""
         self._check_generates()
         if not isinstance(prompt, Prompt):
-            prompt = read_prompt(prompt, self.engine.tokenizer, self.resolution.config.vocab_size)
+            vocab_size = self.resolution.config.vocab_size
+            prompt = read_prompt(prompt, self.engine.tokenizer, vocab_size, self.engine.media)
         request_id = str(next(self._ids))
         [params] = self._params_for([prompt], sampling_params)
         with self._lock:
@@ -245,12 +250,17 @@ class LLM:
         finally:
             self._abort([request_id])
 
-    def render(self, messages: Sequence[Message], **kwargs: Any) -> Prompt:
-        """The prompt that a conversation becomes."""
-        if self.engine.tokenizer is None:
+    def render(self, messages: Sequence[Message], *, untrusted: bool = False, **kwargs: Any) -> Prompt:
+        """The prompt that a conversation becomes.
+
+        ``untrusted``: the messages come over a network, so that they name no files but those that
+        ``allowed_local_media_path`` allows.
+        """
+        engine = self.engine
+        if engine.tokenizer is None:
             raise UsageError("chat needs a tokenizer, and this model was loaded without one.")
-        text = str(render_chat(self.engine.tokenizer, messages, tokenize=False, **kwargs))
-        return encoded(encode_chat(self.engine.tokenizer, text), text, self.resolution.config.vocab_size)
+        vocab_size = self.resolution.config.vocab_size
+        return render_messages(messages, engine.tokenizer, vocab_size, engine.media, untrusted=untrusted, **kwargs)
 
     def apply_model(self, fn: Callable[[Any], Result]) -> list[Result]:
         """Run ``fn`` on the module in every worker: one result for each. What the prefix cache holds is forgotten,

@@ -157,7 +157,8 @@ def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = Non
         tied_to = getattr(module, "tied_to", None) if tie else None
         if rule := getattr(module, "held_elsewhere", None):
             targets.elsewhere[path] = rule
-            if tied_to:  # the head of a later stage: its tensor may be on disk for the embedding that is here
+            tied_to = getattr(module, "weight_tied_to", None)
+            if tie and tied_to:  # its tensor may be on disk in place of the embedding that is here
                 targets.tied[f"{path}.weight"] = tied_to
             continue
         for attribute, value, buffer in _tensors(module):

@@ -58,28 +58,59 @@ def load_weights(
     device = _with_index(torch.device(device))
     args, config = resolution.args, resolution.config
     spec, load_format = choose_format(args.load_format, resolution.files, resolution.plugins, resolution.trace)
-    targets = find_targets(model, tie=config.tie_word_embeddings, dtype=dtype)
-    report = LoadReport(spec.name)
+    # Backbones of several dtypes were built in them.
+    kept = dtype is None or bool(config.backbone_dtypes)
+    targets = find_targets(model, tie=config.tie_word_embeddings, dtype=None if kept else dtype)
     with load_format.open(resolution.files, config, args) as source:
-        made_up = isinstance(source, DummySource)
-        if isinstance(source, DummySource):
-            source.expect(_dummy_tensors(targets, (name for name in targets.by_name if not _is_buffer(targets, name))))
-        entries = source.entries()
-        known = Known(_expected(model, targets, config, made_up))
-        pieces = make_pieces(entries, (), config) if made_up else _pieces(entries, spec, model, resolution, known)
-        matching = match_names(pieces, known.expected, strict=args.strict)
-        _check_fit(matching, entries, targets)
+        entries, matching, report = _match(model, targets, source, spec, resolution)
         _check_ties(source, matching, entries, targets, config)
-        _open_accounts(report, entries, targets, matching)
         streamer = Streamer(model, targets, device, report)
         loaded = [part for piece in matching.loaded for part in targets[piece.name].cut(piece)]
         streamer.stream(source, loaded, matching.missing, entries)
         streamer.fill_missing(matching.missing, args.seed)
     streamer.finish()
     report.seconds = time.perf_counter() - started
-    _say(resolution.trace, report, matching, config)
+    resolution.trace.decide("weights", "loaded", report.summary(), shorten(report.files, 3))
+    for duplicate, original in matching.tied:
+        resolution.trace.decide(
+            "weights", f"{duplicate.source}", f"equals {original.source}, tied", "tie_word_embeddings"
+        )
+    _warn_of_the_unused(resolution.trace, report, config)
+    _warn_of_the_made_up(resolution.trace, report)
     assert not report.unaccounted(), report.unaccounted()
     return report
+
+
+def match_weights(model: nn.Module, resolution: Resolution, source: WeightSource, spec: LoadFormatSpec) -> LoadReport:
+    """Whether an open checkpoint would fill ``model``, by its names, shapes and dtypes alone: no tensor is read.
+
+    The report's accounts are open: what is ignored is entered, nothing is loaded.
+
+    Raises:
+        WeightsError: it would not; what `load_weights` would raise.
+    """
+    targets = find_targets(model, tie=resolution.config.tie_word_embeddings)
+    _, _, report = _match(model, targets, source, spec, resolution)
+    _warn_of_the_unused(resolution.trace, report, resolution.config)
+    return report
+
+
+def _match(
+    model: nn.Module, targets: Targets, source: WeightSource, spec: LoadFormatSpec, resolution: Resolution
+) -> tuple[Mapping[str, TensorEntry], Matching, LoadReport]:
+    """What becomes of every tensor, decided and entered in the accounts before any is read."""
+    args, config = resolution.args, resolution.config
+    made_up = isinstance(source, DummySource)
+    if isinstance(source, DummySource):
+        source.expect(_dummy_tensors(targets, (name for name in targets.by_name if not _is_buffer(targets, name))))
+    entries = source.entries()
+    known = Known(_expected(model, targets, config, made_up))
+    pieces = make_pieces(entries, (), config) if made_up else _pieces(entries, spec, model, resolution, known)
+    matching = match_names(pieces, known.expected, strict=args.strict)
+    _check_fit(matching, entries, targets)
+    report = LoadReport(spec.name)
+    _open_accounts(report, entries, targets, matching)
+    return entries, matching, report
 
 
 def _with_index(device: torch.device) -> torch.device:
@@ -235,17 +266,16 @@ def _open_accounts(
             report.ignored(name, rule)
 
 
-def _say(trace: Trace, report: LoadReport, matching: Matching, config: ModelConfig) -> None:
-    """What a reader of the trace should know of this load."""
-    trace.decide("weights", "loaded", report.summary(), shorten(report.files, 3))
-    for duplicate, original in matching.tied:
-        trace.decide("weights", f"{duplicate.source}", f"equals {original.source}, tied", "tie_word_embeddings")
+def _warn_of_the_unused(trace: Trace, report: LoadReport, config: ModelConfig) -> None:
     rules = report.ignored_by_rule()
     if BEYOND in rules and not config.get("num_nextn_predict_layers"):
         source = f"num_hidden_layers = {config.num_layers} ({config.sources.get('num_layers', 'the config')})"
         _warn(trace, BEYOND, f"{rules[BEYOND]} tensors not used", source)
     if NOT_STRICT in rules:
         _warn(trace, NOT_STRICT, f"{rules[NOT_STRICT]} tensors not used", "argument strict")
+
+
+def _warn_of_the_made_up(trace: Trace, report: LoadReport) -> None:
     made_up = [use.name for use in report.parameters.values() if use.status == "initialised"]
     if made_up and report.format != "dummy":
         _warn(trace, "parameters without a tensor", f"made up: {shorten(made_up)}", "argument strict")

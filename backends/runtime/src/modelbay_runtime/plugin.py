@@ -93,5 +93,12 @@ def register_commands() -> list[CommandSpec]:
         CommandSpec(
             name="check", target="modelbay_runtime.cli.check:command", summary="Say whether a model would run here."
         ),
+        CommandSpec(name="embed", target="modelbay_runtime.cli.embed:command", summary="Make vectors of texts."),
+        CommandSpec(
+            name="score", target="modelbay_runtime.cli.score:command", summary="Say how well documents answer a query."
+        ),
+        CommandSpec(
+            name="plan", target="modelbay_runtime.cli.plan:command", summary="Say which rank would hold what."
+        ),
         CommandSpec(name="bench", target="modelbay_runtime.cli.bench:command", summary="Measure throughput."),
     ]

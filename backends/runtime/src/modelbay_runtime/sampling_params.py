@@ -15,7 +15,10 @@ from typing import Any
 
 from modelbay.config.generation import SAMPLING_KEYS
 from modelbay.errors import ConfigError, UsageError
+from modelbay_runtime.structured.spec import StructuredOutputs, read_structured_outputs
 
+#: The name that vLLM has for it.
+StructuredOutputsParams = StructuredOutputs
 # Below this temperature the distribution is a point in every float format, so the request is greedy.
 GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
@@ -57,6 +60,9 @@ class SamplingParams:
         include_stop_str_in_output: keep the stop string, or the stop token's text, in the text.
         logit_bias: token id to a number in [-100, 100] that is added to its logit.
         truncate_prompt_tokens: keep only this many last tokens of the prompt; -1 for as many as the model takes.
+        structured_outputs: what the output must look like (`StructuredOutputs`, or a mapping of its fields): it ends
+            only where that is complete, unless a stop string or the length ends it.
+            Needs ``modelbay-runtime[structured]``.
 
     Raises:
         UsageError: a value outside its range, or a name that does not exist.
@@ -85,6 +91,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     explicit = frozenset[str]()
     """Names of the fields that the caller gave a value (not a field itself)."""
@@ -102,6 +109,7 @@ class SamplingParams:
         set_(self, "bad_words", _strings(self.bad_words, "bad_words"))
         set_(self, "stop_token_ids", _token_ids(self.stop_token_ids, "stop_token_ids"))
         set_(self, "logit_bias", _logit_bias(self.logit_bias))
+        set_(self, "structured_outputs", read_structured_outputs(self.structured_outputs))
         if self.seed == -1:
             set_(self, "seed", None)
         self._check()

@@ -51,7 +51,7 @@ class Step(_Scratch):
     """One forward pass.
 
     Attributes:
-        positions: [T] int64.
+        positions: [T] int64, or [P, T] where a model's positions have several rows and they differ (M-RoPE).
         query_start: [B + 1] int32 cumulative new tokens; ``query_lens`` and ``context_lens`` are the same facts on
             the host: new tokens of each sequence, and its length including them.
         seq_lens: [B] int32, context_lens on the device.
@@ -77,7 +77,7 @@ class Step(_Scratch):
 
     @property
     def num_tokens(self) -> int:
-        return self.positions.shape[0]
+        return self.positions.shape[-1]
 
     @property
     def num_seqs(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,18 +14,32 @@ from modelbay.resolve import Resolution
 from modelbay.trace import Trace
 from modelbay_runtime.api import BuildContext, KVSpec
 from modelbay_runtime.layers.embedding import Head
+from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import ServedAttention, StepHolder
 from modelbay_transformers.classes import ModelClasses
 from modelbay_transformers.conversion import leave_out_pooler, read_conversion
 from modelbay_transformers.fuse import fuse_layers, say_fusion
+from modelbay_transformers.heads import PoolerWatch, TransformersForSequenceClassification, check_head
+from modelbay_transformers.language import language_model_path, let_towers_attend
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
+from modelbay_transformers.multimodal import TransformersForConditionalGeneration
 from modelbay_transformers.pack import pack_linears
 from modelbay_transformers.plans import check_plans
 from modelbay_transformers.probe import ProbeResult, probe
 from modelbay_transformers.rotary import fix_rotary
+from modelbay_transformers.sliced import split_embedding
+from modelbay_transformers.stages import enter_stage, leave_out_head
 from modelbay_transformers.surgery import replace_head, replace_linears
+from modelbay_transformers.tensor_parallel import (
+    apply_plan,
+    check_something_is_divided,
+    is_sliced,
+    local_facts,
+    plan_ranks,
+    slice_linears,
+)
 from modelbay_transformers.trials import replace_norms
 
 
@@ -52,28 +67,43 @@ def assemble(
     if hidden_only:
         leave_out_pooler(outer)
     conversion = read_conversion(outer, base_only=hidden_only)
-    prefix = _prefix(outer) if classes.head else ""
+    prefix = _prefix(outer, classes)
     base = outer.get_submodule(prefix) if prefix else outer
     if check is not None:
         check(outer, base)
     check_plans(classes.config, base, resolution.trace, strict=check is not None)
     fix_rotary(base, build.max_model_len, resolution.trace)
-    found = probe(base, layer_count=resolution.config.num_layers, longest=build.max_model_len)
+    with PoolerWatch(base) as pooler:
+        found = probe(base, layer_count=resolution.config.num_layers, longest=build.max_model_len)
     _check_causality(found, resolution)
+    spec = resolution.pooling
+    if classes.head is not None and spec is not None and spec.num_labels is not None:
+        check_head(outer, prefix, pooler.found, found.hidden_size, spec.num_labels)
+    room = position_room(base)
+    stage = enter_stage(build.parallel, outer, base, prefix, classes.config, found, resolution)
     holder = StepHolder()
     fusion = fuse_layers(build, resolution.plugins, base, found.attention, holder)
-    packed = [] if fusion.layers else pack_linears(build, base, found.linears)
+    plan = plan_ranks(build, base, classes.config, found.attention, found.linears, set(fusion.layers), resolution.trace)
+    check_something_is_divided(base, build, bool(fusion.layers), plan)
+    packed = [] if fusion.layers else pack_linears(build, base, found.linears, plan)
+    apply_plan(build, base, plan)
     kv_specs = {block.attention.layer: block.attention.kv_spec for block in fusion.layers.values()}
     for facts in found.attention:
         if facts.name.rpartition(".")[0] not in fusion.layers:
-            layer = ServedAttention(build, facts, holder)
+            layer = ServedAttention(build, local_facts(facts, plan), holder)
             dispatch.attach(facts.module, layer)
             kv_specs[facts.layer] = layer.kv_spec
     inside = tuple(f"{name}." for name in fusion.layers) + tuple(name for group in packed for name in group)
-    replaced = replace_linears(build, base, [name for name in found.linears if not name.startswith(inside)])
+    replaced = slice_linears(build, base, plan, inside)
+    whole = dataclasses.replace(build, parallel=ParallelContext())
+    rest = [name for name in found.linears if not name.startswith(inside) and not is_sliced(plan, name)]
+    replaced += replace_linears(whole, base, rest)
     norms = replace_norms(build, base)
-    module = _wrap(outer, base, prefix, kv_specs, holder, resolution, build)
-    module.max_positions = position_room(base)
+    module = _wrap(classes, outer, base, prefix, kv_specs, holder, resolution, build)
+    module.max_positions, module.stage = room, stage
+    if isinstance(module, TransformersForSequenceClassification):
+        assert spec is not None, "a classifier was resolved as one"
+        module.set_up_head(pooler.found, found.hidden_size, spec)
     conversion.attach(module)
     _say(resolution.trace, classes, outer_class, module, found, replaced)
     say_fusion(resolution.trace, fusion)
@@ -111,8 +141,14 @@ def _build(model_class: Any, config: Any, build: BuildContext) -> nn.Module:
     return model
 
 
-def _prefix(outer: nn.Module) -> str:
-    """The name of the base model among the children of a class with a head."""
+def _prefix(outer: nn.Module, classes: ModelClasses) -> str:
+    """The name of the base model in a class with a head; empty where there is no class around it."""
+    if classes.head is None:
+        return ""
+    if classes.media:
+        path = language_model_path(outer)
+        let_towers_attend(outer, path)
+        return path
     prefix = getattr(outer, "base_model_prefix", "")
     if prefix in outer._modules:
         return prefix
@@ -132,6 +168,7 @@ def _check_causality(found: ProbeResult, resolution: Resolution) -> None:
 
 
 def _wrap(
+    classes: ModelClasses,
     outer: Any,
     base: Any,
     prefix: str,
@@ -142,8 +179,18 @@ def _wrap(
 ) -> TransformersModel:
     config = resolution.config
     offset = position_offset(base)
-    if prefix:
+    if prefix and not build.parallel.is_last_stage:
+        leave_out_head(outer, base, prefix, build.parallel)
+    elif prefix and resolution.task != "classify":
         _replace_head(outer, prefix, config, build)
+    split_embedding(build, outer, base)
+    if prefix:
+        if not build.parallel.is_last_stage:
+            return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
+        if resolution.task == "classify":
+            return TransformersForSequenceClassification(outer, prefix, kv_specs, holder, position_offset=offset)
+        if classes.media:
+            return TransformersForConditionalGeneration(outer, prefix, kv_specs, holder, position_offset=offset)
         return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
     if resolution.task != "generate":
         return TransformersModel(base, kv_specs, holder, position_offset=offset)
@@ -163,6 +210,8 @@ def _replace_head(outer: Any, prefix: str, config: ModelConfig, build: BuildCont
     tied = embedding is not None and getattr(embedding, "weight", None) is head.weight
     if tied and not config.tie_word_embeddings:
         return  # the class ties them by another flag than the text config's: one parameter, as it is
+    if tied and build.parallel.tp.size > 1 and not isinstance(embedding, nn.Embedding):
+        return
     tied_to = (
         next((f"{n}.weight" for n, module in outer.named_modules() if module is embedding), None) if tied else None
     )

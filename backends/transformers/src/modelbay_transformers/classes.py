@@ -9,19 +9,23 @@ from typing import Any
 from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
+from modelbay_transformers.language import takes_media
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClasses:
-    """``base`` computes hidden states. ``head``, if there is one, is the class around it that computes logits.
+    """``base`` computes hidden states. ``head``, if there is one, is the class around it that computes logits (over the
+    vocabulary, or of a classifier).
 
     A model that was made to generate has its head also when it is asked for hidden states: its checkpoint has it.
+    ``media``: ``head`` holds towers for images or audio beside its language model.
     """
 
     config: Any
     base: type
     head: type | None
     source: str
+    media: bool = False
 
 
 def find_classes(resolution: Resolution) -> ModelClasses:
@@ -31,7 +35,15 @@ def find_classes(resolution: Resolution) -> ModelClasses:
         BackendError: Transformers has no base model for it.
     """
     config = own_config(resolution.config)
-    head = _transformers_head(resolution)
+    around = _transformers_media_class(resolution)
+    if around is not None and isinstance(config, around.config_class):
+        return ModelClasses(config, around, around, "Transformers", media=True)
+    if resolution.task == "classify":
+        from modelbay_transformers.heads import classification_head
+
+        head: Any = classification_head(resolution, config)
+    else:
+        head = _transformers_head(resolution)
     if head is not None and not isinstance(config, head.config_class):
         inner = config.get_text_config()  # a composite config whose language model is a class of its own
         config = inner if isinstance(inner, head.config_class) else config
@@ -65,6 +77,14 @@ def _transformers_base(config: Any) -> type | None:
         return None
     found = MODEL_MAPPING[type(config)]
     return found[0] if isinstance(found, (tuple, list)) else found
+
+
+def _transformers_media_class(resolution: Resolution) -> Any:
+    """The class that the config names, if it generates and reads images or audio beside text."""
+    import transformers
+
+    found = getattr(transformers, resolution.architecture, None)
+    return found if resolution.task == "generate" and found is not None and takes_media(found) else None
 
 
 def _transformers_head(resolution: Resolution) -> Any:

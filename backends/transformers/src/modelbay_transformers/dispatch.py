@@ -6,9 +6,12 @@ one process, or two threads, share only this function.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from modelbay_transformers.masks import describe_mask, placeholder_mask
 
@@ -49,6 +52,26 @@ def attach(module: Any, serve: AttentionCall | None) -> None:
 def attached(module: Any) -> AttentionCall | None:
     """What answers the attention calls of ``module``."""
     return module.__dict__.get(_LAYER)
+
+
+@contextmanager
+def attending(base: nn.Module, serve: AttentionCall) -> Iterator[None]:
+    """While it lasts, ``serve`` answers every attention call in ``base``."""
+    before = [(module, attached(module)) for module in base.modules()]
+    try:
+        for module, _ in before:
+            attach(module, serve)
+        yield
+    finally:
+        for module, old in before:
+            attach(module, old)
+
+
+def blank(
+    module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
+) -> torch.Tensor:
+    """Attention in shape alone: small numbers."""
+    return v.new_full((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), 0.01)
 
 
 def _attend(

@@ -30,6 +30,7 @@ from modelbay_runtime.kernels.attention import AttentionSpec
 from modelbay_runtime.kernels.table import REFERENCE, KernelTable
 from modelbay_runtime.layers.attention import Attention, SelfAttention
 from modelbay_runtime.layers.decoder import DecoderLayer
+from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.step import KVGroupStep
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import ServedAttention, StepHolder
@@ -169,7 +170,7 @@ def _try(build: BuildContext, plugins: Plugins, base: nn.Module, layer: nn.Modul
     """Run layer and block on the same numbers; None if they agree, else the reason."""
     cpu = torch.device("cpu")
     table = KernelTable(plugins, cpu, torch.float32, kernels=REFERENCE)
-    trial = dataclasses.replace(build, dtype=torch.float32, device=cpu, kernels=table)
+    trial = dataclasses.replace(build, dtype=torch.float32, device=cpu, kernels=table, parallel=ParallelContext())
     holder = StepHolder()
     try:
         block = FusedLayer(trial, facts, _parameter_names(layer), holder)

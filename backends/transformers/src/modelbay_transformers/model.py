@@ -5,7 +5,8 @@ Legend: T tokens, R rows, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
 from modelbay_transformers.positions import give_positions, numbered
 from modelbay_transformers.probe_run import fixed_arguments
+from modelbay_transformers.stages import PipelineStage
 
 
 class TransformersModel(nn.Module):
@@ -28,6 +30,8 @@ class TransformersModel(nn.Module):
 
     #: Rows of the model's position table, if it has one.
     max_positions: int | None = None
+    #: Of a pipeline; None if the model is whole.
+    stage: PipelineStage | None = None
 
     def __init__(
         self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *, position_offset: int = 0
@@ -44,6 +48,7 @@ class TransformersModel(nn.Module):
     ) -> None:
         # In a tuple, so that torch does not count its parameters a second time under another name.
         self._base = (base,)
+        self._takes_types = "token_type_ids" in inspect.signature(base.forward).parameters
         self._kv_specs = dict(kv_specs)
         self._holder = holder
         self._offset = position_offset
@@ -61,15 +66,25 @@ class TransformersModel(nn.Module):
         step: Step,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T] ids (or [T, H] embeddings) and [T] positions -> [T, H]."""
+        """[T] ids (or [T, H] embeddings) and [T] positions (or [P, T], several of each token) -> [T, H].
+
+        A later stage of a pipeline takes what the one before it returned as ``inputs_embeds``.
+        """
         self._holder.current = step
-        positions = (positions + self._offset if self._offset else positions)[None]
+        positions = positions + self._offset if self._offset else positions
+        positions = positions[None] if positions.ndim == 1 else positions[:, None]
         inputs: dict[str, Any] = give_positions(self.base, positions)
-        if inputs_embeds is None:
+        if self.stage is not None and not self.stage.is_first:
+            assert inputs_embeds is not None, "a later stage is given what the one before it returned"
+            self.stage.received = inputs_embeds[None]
+            inputs["input_ids"] = positions.new_zeros(1, inputs_embeds.shape[0])
+        elif inputs_embeds is None:
             assert input_ids is not None, "a forward has ids or embeddings"
             inputs["input_ids"] = input_ids[None]
         else:
-            inputs["inputs_embeds"] = inputs_embeds[None]
+            inputs |= self._embedded(inputs_embeds)
+        if step.token_types is not None and self._takes_types:
+            inputs["token_type_ids"] = step.token_types[None]
         try:
             with numbered(self.base, positions):
                 return self.base(**inputs, **self._fixed)[0][0]
@@ -79,7 +94,13 @@ class TransformersModel(nn.Module):
             name, kind, text = type(self.base).__name__, type(error).__name__, " ".join(str(error).split())
             raise EngineError(f"{name} raised {kind} in its forward: {text}") from error
         finally:
+            if self.stage is not None:
+                self.stage.received = None
             self._holder.current = None  # a step holds the cache, which may be made anew before the next one
+
+    def _embedded(self, inputs_embeds: torch.Tensor) -> dict[str, Any]:
+        """The base model's arguments for embeddings [T, H]."""
+        return {"inputs_embeds": inputs_embeds[None]}
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
         return self._kv_specs
@@ -102,7 +123,7 @@ class TransformersForCausalLM(TransformersModel):
         self._parameters.update(head._parameters)
         self._buffers.update(head._buffers)
         self._set_up(base, kv_specs, holder, kwargs.get("position_offset", 0))
-        head._modules[prefix] = self._hand_over = _HandOver()
+        head._modules[prefix] = self._hand_over = HandOver()
         self._head = (head,)
         del self._modules["_hand_over"]
         self.__dict__["_hand_over"] = head._modules[prefix]
@@ -138,28 +159,31 @@ class TransformersWithHead(TransformersModel):
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
-class _HandOver(nn.Module):
+class HandOver(nn.Module):
     """Where the base model was: gives the hidden states that the runner picked. Its children (a head may call
-    ``self.model.decoder``) are itself."""
+    ``self.model.decoder``) are itself. ``pool``: what makes the base's ``pooler_output`` of them."""
 
     hidden: torch.Tensor
+    pool: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return self if not name.startswith("_") and name != "hidden" else super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return _Hidden(self.hidden)
+        return _Hidden(self.hidden, None if self.pool is None else self.pool(self.hidden))
 
 
 class _Hidden:
-    """A base model's output, of any of Transformers' kinds: hidden states, and None for whatever else is asked."""
+    """A base model's output, of any of Transformers' kinds: hidden states, what was pooled of them if anything was, and
+    None for whatever else is asked."""
 
-    def __init__(self, last_hidden_state: torch.Tensor) -> None:
-        self.last_hidden_state = last_hidden_state
+    def __init__(self, last_hidden_state: torch.Tensor, pooler_output: torch.Tensor | None = None) -> None:
+        self.last_hidden_state, self.pooler_output = last_hidden_state, pooler_output
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
 
     def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state,)[index]
+        values = (self.last_hidden_state, self.pooler_output)
+        return (values if self.pooler_output is not None else values[:1])[index]

@@ -34,7 +34,7 @@ from modelbay_transformers.probe_run import (
 )
 from modelbay_transformers.spread import OwnNumbering
 
-__all__ = ["TOKENS", "AttentionFacts", "ProbeResult", "accepted_arguments", "probe", "run_on_meta"]
+__all__ = ["TOKENS", "AttentionFacts", "ProbeResult", "accepted_arguments", "probe", "run_as_served", "run_on_meta"]
 
 #: Arguments of the attention interface that change nothing here.
 _WITHOUT_MEANING = {
@@ -122,7 +122,7 @@ def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LO
         PositionGiver(base)
     masked, seen, _ = _run(base, dispatch.PROBING)
     let_see_everything(base, masked, seen, longest, lambda tokens: _run(base, dispatch.PROBING, tokens))
-    calls, seen, linears = _run_as_served(base)
+    calls, seen, linears = run_as_served(base)
     if not calls:
         raise BackendError(
             f"{type(base).__name__} never calls attention through Transformers' interface (ALL_ATTENTION_FUNCTIONS), "
@@ -163,7 +163,7 @@ def _check_neighbours(base: nn.Module, seen: Seen, longest: int) -> None:
         )
 
 
-def _run_as_served(base: nn.Module) -> _Run:
+def run_as_served(base: nn.Module) -> _Run:
     """Without any mask; where the model cannot do without one, with one that nobody reads."""
     try:
         return _run(base, dispatch.ATTENTION)

@@ -60,7 +60,7 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, 
         BackendError: the forward needs what is not there (pixels, a cache), or it mixes tokens outside of attention.
     """
     try:
-        with _one_number(base) if values else nullcontext():
+        with one_number(base) if values else nullcontext():
             return _run(base, tokens, first)
     except (BackendError, OwnNumbering):
         raise
@@ -107,7 +107,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _one_number(base: nn.Module) -> Iterator[None]:
+def one_number(base: nn.Module) -> Iterator[None]:
     """Every parameter is one small number: values at hand, and no memory."""
     kept = [(module, dict(module._parameters)) for module in base.modules()]
     try:
@@ -157,14 +157,14 @@ def _experts_pass_through(base: nn.Module) -> Iterator[None]:
 
 def name_attention(base: nn.Module, name: str) -> None:
     """Every config in ``base`` asks for the attention ``name``."""
-    for config in _configs(base):
+    for config in configs_of(base):
         config._attn_implementation_internal = name
 
 
 @contextmanager
 def attention_named(base: nn.Module, name: str) -> Iterator[None]:
     """The same for a while."""
-    before = [(config, config._attn_implementation_internal) for config in _configs(base)]
+    before = [(config, config._attn_implementation_internal) for config in configs_of(base)]
     try:
         name_attention(base, name)
         yield
@@ -173,7 +173,8 @@ def attention_named(base: nn.Module, name: str) -> Iterator[None]:
             config._attn_implementation_internal = value
 
 
-def _configs(base: nn.Module) -> list[Any]:
+def configs_of(base: nn.Module) -> list[Any]:
+    """The configs that say how the modules of ``base`` attend."""
     owned: list[Any] = [getattr(module, "config", None) for module in base.modules()]
     configs: dict[int, Any] = {id(config): config for config in owned if hasattr(config, "model_type")}
     found = dict(configs)

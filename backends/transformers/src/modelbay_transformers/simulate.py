@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 from modelbay.errors import BackendError
 from modelbay_transformers import dispatch
 from modelbay_transformers.probe_run import NeedsValues, run_on_meta
-from modelbay_transformers.shares import NotShared, Share, Shape, mark_share, result_share, share_of
+from modelbay_transformers.shares import NotShared, Shape, Share, mark_share, result_share, share_of
 
 _aten = torch.ops.aten
 _SMALL = 0.01
@@ -141,7 +141,7 @@ class Simulation:
     def _run(self, division: Division, mode: TorchDispatchMode, attention: Any = None) -> torch.Tensor:
         where: list[str] = [""]
         with ExitStack() as stack:
-            stack.enter_context(_attending(self.base, attention or self._whole_attention))
+            stack.enter_context(dispatch.attending(self.base, attention or self._whole_attention))
             stack.enter_context(_standing_in(self, division))
             stack.enter_context(_inside(self.names, where))
             stack.enter_context(mode)
@@ -152,7 +152,6 @@ class Simulation:
                     if isinstance(cause, (NotShared, Restyle, SplitParameter)):
                         raise cause from error
                 raise Failed(where[-1], error.message) from error
-
 
     def _whole_attention(
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
@@ -254,18 +253,6 @@ class _Lockstep(TorchDispatchMode):
 def _sources(args: Any) -> frozenset[str]:
     shares = (share_of(item) for item in tree_flatten(args)[0] if isinstance(item, torch.Tensor))
     return frozenset[str]().union(*(share.sources for share in shares if share))
-
-
-@contextmanager
-def _attending(base: nn.Module, serve: Any) -> Iterator[None]:
-    before = [(module, dispatch.attached(module)) for module in base.modules()]
-    try:
-        for module, _ in before:
-            dispatch.attach(module, serve)
-        yield
-    finally:
-        for module, old in before:
-            dispatch.attach(module, old)
 
 
 @contextmanager

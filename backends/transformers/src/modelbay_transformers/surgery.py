@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.layers.embedding import Head
-from modelbay_runtime.layers.linear import Linear
+from modelbay_runtime.layers.linear import Linear, parameter
 
 
 def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str]) -> int:
@@ -28,13 +29,34 @@ def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str])
     return replaced
 
 
+class AnyHead(Head):
+    """The runtime's head for an input with any leading dimensions."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
 def replace_head(build: BuildContext, model: nn.Module, name: str, tied_to: str | None) -> None:
     """Replace the linear over the vocabulary, and say which parameter it shares."""
     old: Any = model.get_submodule(name)
-    new = Head(build, old.in_features, old.out_features, tied_to=tied_to)
+    new = AnyHead(build, old.in_features, old.out_features, tied_to=tied_to)
     if old.bias is not None:
-        new.bias = old.bias  # the same parameter: it may be tied to one beside it
+        _keep_bias(build, model, old, new)
     _set(model, name, new)
+
+
+def _keep_bias(build: BuildContext, model: nn.Module, old: Any, new: Head) -> None:
+    """The same parameter, which may be tied to one beside it; over several ranks, each holder's is the rank's part."""
+    bias = old.bias
+    if build.parallel.tp.size > 1:
+        bias = parameter((new.out_features,), old.bias.dtype)
+        for module in model.modules():
+            for key, value in module._parameters.items():
+                if value is old.bias and module is not old:
+                    module._parameters[key] = bias
+                    module.shards = {**getattr(module, "shards", {}), key: new.shards["weight"]}  # type: ignore[assignment]
+        new.shards["bias"] = new.shards["weight"]
+    new.bias = bias
 
 
 def _set(model: nn.Module, name: str, module: nn.Module) -> None:

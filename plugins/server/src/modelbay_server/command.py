@@ -18,7 +18,7 @@ _KEY_VARIABLE = "MODELBAY_API_KEY"
 @click.argument("model", required=False)
 @click.option("--model", "more_models", multiple=True, help="A further model; may be given several times.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option(
     "--served-model-name",
     "names",
@@ -51,7 +51,7 @@ _KEY_VARIABLE = "MODELBAY_API_KEY"
 )
 @click.option(
     "--model-memory",
-    help="Most memory for all loaded models, as 16GiB; the least recently used idle one makes room. [default: no limit]",
+    help="Most memory for all loaded models, as 16GiB; the least recently used idle one goes. [default: no limit]",
 )
 @click.option(
     "--log-requests/--no-log-requests", default=False, show_default=True, help="A line for each request; no text of it."

@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from modelbay_server.stats import EngineStats
 
@@ -35,51 +36,43 @@ class Metrics:
         self, snapshots: Callable[[], Iterable[tuple[str, EngineStats]]], in_flight: Callable[[], int]
     ) -> None:
         self.registry = CollectorRegistry()
-        model, more = ["model"], {"registry": self.registry}
-        self.prompt_tokens = Counter("modelbay_prompt_tokens", "Prompt tokens of finished requests.", model, **more)
-        self.cached_tokens = Counter(
-            "modelbay_prefix_cache_hit_tokens", "Prompt tokens that the prefix cache had.", model, **more
+        self.prompt_tokens = self._counter("modelbay_prompt_tokens", "Prompt tokens of finished requests.")
+        self.output_tokens = self._counter("modelbay_generation_tokens", "Tokens generated.")
+        self.looked_up_tokens = self._counter(
+            "modelbay_prefix_cache_query_tokens", "Prompt tokens looked up, for each sequence."
         )
-        self.output_tokens = Counter("modelbay_generation_tokens", "Tokens generated.", model, **more)
-        self.finished = Counter(
-            "modelbay_sequences_finished", "Sequences that ended, by reason.", ["model", "reason"], **more
+        self.cached_tokens = self._counter("modelbay_prefix_cache_hit_tokens", "Those that the prefix cache had.")
+        self.finished = self._counter("modelbay_sequences_finished", "Sequences that ended, by reason.", "reason")
+        self.queued = self._histogram("modelbay_queue_seconds", "From arrival to the first step.")
+        self.first_token = self._histogram("modelbay_time_to_first_token_seconds", "From arrival in the engine.")
+        self.inter_token = self._histogram(
+            "modelbay_inter_token_seconds", "Between two tokens of a request: the mean of each request."
         )
-        self.first_token = Histogram(
-            "modelbay_time_to_first_token_seconds", "From arrival in the engine.", model, buckets=_LATENCY, **more
-        )
-        self.inter_token = Histogram(
-            "modelbay_inter_token_seconds",
-            "Between two tokens of a request: the mean of each request.",
-            model,
-            buckets=_LATENCY,
-            **more,
-        )
-        self.queued = Histogram(
-            "modelbay_queue_seconds", "From arrival to the first step.", model, buckets=_LATENCY, **more
-        )
-        self.request = Histogram(
-            "modelbay_request_seconds", "From arrival to the last token.", model, buckets=_LATENCY, **more
-        )
-        self.steps = Histogram("modelbay_step_seconds", "One step of the engine.", model, buckets=_LATENCY, **more)
+        self.request = self._histogram("modelbay_request_seconds", "From arrival to the last token.")
+        self.steps = self._histogram("modelbay_step_seconds", "One step of the engine.")
         self.responses = Counter(
-            "modelbay_http_responses", "Responses, by route and status.", ["route", "status"], **more
+            "modelbay_http_responses", "Responses, by route and status.", ["route", "status"], registry=self.registry
         )
         self.cpu = ServerCpu()
-        in_flight_gauge = Gauge(
-            "modelbay_requests_in_flight", "HTTP requests that run or wait in the engines.", registry=self.registry
-        )
-        in_flight_gauge.set_function(in_flight)
-        cpu_gauge = Gauge(
+        self._gauge("modelbay_requests_in_flight", "HTTP requests that run or wait in the engines.", in_flight)
+        self._gauge(
             "modelbay_server_cpu_seconds",
             "CPU time of the server: everything but the steps of the engines.",
-            registry=self.registry,
+            self.cpu.seconds,
         )
-        cpu_gauge.set_function(self.cpu.seconds)
-        per_token = Gauge(
-            "modelbay_server_cpu_seconds_per_token", "The same, for each token generated.", registry=self.registry
+        self._gauge(
+            "modelbay_server_cpu_seconds_per_token", "The same, for each token generated.", self.cpu.seconds_per_token
         )
-        per_token.set_function(lambda: self.cpu.seconds() / max(self.cpu.tokens, 1))
         self.registry.register(_Snapshots(snapshots))
+
+    def _counter(self, name: str, documentation: str, *more_labels: str) -> Counter:
+        return Counter(name, documentation, ["model", *more_labels], registry=self.registry)
+
+    def _histogram(self, name: str, documentation: str) -> Histogram:
+        return Histogram(name, documentation, ["model"], buckets=_LATENCY, registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str, value: Callable[[], float]) -> None:
+        Gauge(name, documentation, registry=self.registry).set_function(value)
 
     def render(self) -> bytes:
         """In Prometheus' text format."""
@@ -123,8 +116,11 @@ class ServerCpu:
             own = 0.0
         return own + self._added
 
+    def seconds_per_token(self) -> float:
+        return self.seconds() / self.tokens if self.tokens else 0.0
 
-class _Snapshots:
+
+class _Snapshots(Collector):
     """Gauges that are read when they are asked for."""
 
     def __init__(self, snapshots: Callable[[], Iterable[tuple[str, EngineStats]]]) -> None:
@@ -145,6 +141,7 @@ class ModelObserver:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._prompt = metrics.prompt_tokens.labels(model)
+        self._looked_up = metrics.looked_up_tokens.labels(model)
         self._cached = metrics.cached_tokens.labels(model)
         self._output = metrics.output_tokens.labels(model)
         self._finished = lambda reason: metrics.finished.labels(model, reason)
@@ -168,6 +165,7 @@ class ModelObserver:
         self._output.inc(sum(counts))
         self._metrics.cpu.tokens += sum(counts) or len(output.prompt_token_ids)
         if output.metrics is not None:
+            self._looked_up.inc(len(output.prompt_token_ids) * len(sequences))
             self._cached.inc(output.metrics.num_cached_tokens)
             self._times(output.metrics, max(counts, default=0))
 

@@ -65,9 +65,7 @@ class ModelPool:
         observer: for each model's name.
     """
 
-    def __init__(
-        self, models: Sequence[ServedModel], memory: int | None, observer: Callable[[str], Observer]
-    ) -> None:
+    def __init__(self, models: Sequence[ServedModel], memory: int | None, observer: Callable[[str], Observer]) -> None:
         self.models = tuple(models)
         self._memory = memory
         self._observer = observer
@@ -84,8 +82,12 @@ class ModelPool:
             if name is None or name in model.source.names:
                 return model
         known = ", ".join(repr(each) for model in self.models for each in model.source.names)
+        asked = str(name)[:200]
         raise ApiError(
-            404, f"the model {name[:200]!r} does not exist; this server has {known}.", param="model", code="model_not_found"
+            404,
+            f"the model {asked!r} does not exist; this server has {known}.",
+            param="model",
+            code="model_not_found",
         )
 
     def require(self, name: str | None, tasks: Sequence[str], what: str) -> ServedModel:
@@ -240,5 +242,5 @@ def _measure(model: ServedModel, memory: int) -> None:
     model.bytes = weights + cache
     if model.bytes > memory:
         raise UsageError(
-            f"{model.name!r} takes {weights:,} bytes of weights and {cache:,} of cache, and --model-memory is {memory:,}."
+            f"{model.name!r} takes {weights:,} bytes of weights and {cache:,} of cache; --model-memory is {memory:,}."
         )

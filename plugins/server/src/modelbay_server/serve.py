@@ -123,6 +123,6 @@ def log_lines() -> Iterator[None]:
             target.propagate = propagate
 
 
-class _Lines(logging.StreamHandler):  # type: ignore[type-arg]
+class _Lines(logging.StreamHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Where a line cannot be written there is no place to say so."""

@@ -13,7 +13,6 @@ one fails when the class is made, so that a family cannot quietly stop conformin
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,7 +22,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from modelbay.plans import check_pp_plan, name_pattern, place_children
+from modelbay.weights.matching import ANOTHER_STAGE
+from modelbay_runtime.layers.absent import Absent
+from modelbay_runtime.parallel.mesh import Mesh
+from modelbay_runtime.parallel.plan import layer_styles
 from modelbay_testing.logits import engine_logits, transformers_logits, worst_difference
+from modelbay_testing.parallel import RankRun, mesh_logits, run_mesh
 from modelbay_testing.tiny import tiny_checkpoint
 
 #: Largest difference of logits from Transformers' own in float32, on tiny random models.
@@ -34,18 +39,6 @@ _LENGTHS = (1, 5, 16, 33, 120)
 def _prompts(vocab_size: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in _LENGTHS]
-
-
-def _styles(model: torch.nn.Module) -> dict[str, str]:
-    """Logical name -> "colwise", "rowwise" or "replicated": sections of a packed layer are colwise."""
-    styles = {}
-    for name, module in model.named_modules():
-        parent = name.rpartition(".")[0]
-        for section in getattr(module, "packed", ()):
-            styles[f"{parent}.{section.name}"] = "colwise"
-        if hasattr(module, "style"):
-            styles[name] = module.style
-    return styles
 
 
 class ModelConformance:
@@ -125,13 +118,55 @@ class ModelConformance:
         for variant in self.variants:
             with self.load(self.checkpoint(tmp_path, variant)) as llm:
                 plan = llm.resolution.arch.tp_plan
-                styles = llm.apply_model(_styles)[0]
+                styles = llm.apply_model(layer_styles)[0]
             assert plan, "a family says how it is split"
             for pattern in plan:
-                expression = re.compile(r"(model\.)?" + re.escape(pattern).replace(r"\*", r"[^.]+"))
-                found = {style for name, style in styles.items() if expression.fullmatch(name)}
+                found = {style for name, style in styles.items() if name_pattern(pattern).fullmatch(name)}
                 named.setdefault(pattern, set()).update(found)
         assert {pattern: {style} for pattern, style in plan.items()} == named
+
+    def test_d2_ranks_compute_what_one_process_does(self, variant: str, tmp_path: Path) -> None:
+        """Layers shared by two ranks, in two stages, and, where there are experts, with these split: the logits are
+        Transformers', and over all ranks of a replica every tensor on disk is used."""
+        path = self.checkpoint(tmp_path, variant)
+        config = self._resolve(path).config
+        sequences = [ids for ids in _prompts(config.vocab_size) if 5 <= len(ids) <= 33]
+        expected = transformers_logits(path, [[*ids, 0] for ids in sequences])
+        for mesh in self._meshes(config.num_experts):
+            assert worst_difference(mesh_logits(path, mesh, sequences), expected) <= TOLERANCE, str(mesh)
+
+    def test_x6_stages_have_what_the_pipeline_plan_says(self, tmp_path: Path) -> None:
+        """Children before the layers are on the first stage, those after on the last, the others on each; what a stage
+        has not it has not read, and together they have read everything."""
+        path = self.checkpoint(tmp_path, next(iter(self.variants)))
+        config = self._resolve(path).config
+        runs: list[RankRun] = run_mesh(path, Mesh(pp=2), [[3, 4, 5]])
+        plan = self._resolve(path).arch.pp_plan
+        assert plan, "a family says how it is put into stages"
+        for run in runs:
+            base = run.built.module.model
+            children = {name: isinstance(child, torch.nn.ModuleList) for name, child in base.named_children()}
+            check_pp_plan(plan, children, "pp_plan")
+            first, last = run.context.is_first_stage, run.context.is_last_stage
+            tied = {"embed_tokens"} if config.tie_word_embeddings else set()
+            for name, place in place_children(plan, children).items():
+                here = {"first": first or (last and name in tied), "last": last, "every": True, "split": True}[place]
+                assert isinstance(base.get_submodule(name), Absent) is not here, (name, run.context.place)
+            assert run.report.unaccounted() == []
+            assert set(run.report.ignored_by_rule()) == {ANOTHER_STAGE}
+        used = [{name for name, use in run.report.tensors.items() if use.status != "ignored"} for run in runs]
+        assert set.union(*used) == set(runs[0].report.tensors)
+
+    def _resolve(self, path: Path) -> Any:
+        from modelbay import resolve
+
+        return resolve(str(path), **self.engine_args)
+
+    def _meshes(self, experts: int | None) -> list[Mesh]:
+        dense = [Mesh(tp=2), Mesh(pp=2)]
+        if not experts:
+            return dense
+        return [*dense, Mesh(tp=2, pp=2, expert_parallel=True), Mesh(dp=2, tp=2, expert_parallel=True)]
 
     def test_every_tensor_is_accounted_for(self, variant: str, tmp_path: Path) -> None:
         with self.load(self.checkpoint(tmp_path, variant)) as llm:

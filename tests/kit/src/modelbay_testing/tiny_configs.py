@@ -134,6 +134,7 @@ def _shrink(cls: Any, overrides: Mapping[str, Any]) -> Any:
         values["head_dim"] = HEAD_SIZE
     values.update(_layers(default, names))
     values.update(_ids(default, names))
+    values.update(_mrope(default))
     for name in cls.sub_configs:
         if name in default.__dict__ and default.__dict__[name] is not None:
             inner = type(default.__dict__[name])
@@ -204,6 +205,17 @@ def _covering(total: int, lists: list[list[Any]]) -> list[int]:
         if layer not in picked:
             picked.append(layer)
     return sorted(picked)
+
+
+def _mrope(default: Any) -> dict[str, Any]:
+    """Rotary dimensions are dealt out between time, height and width: as few as a tiny head has, in the same order."""
+    rope = getattr(default, "rope_parameters", None)
+    sections = rope.get("mrope_section") if isinstance(rope, dict) else None
+    if not sections:
+        return {}
+    room = int(HEAD_SIZE // 2 * rope.get("partial_rotary_factor", 1.0))
+    rest = [max(1, section * room // sum(sections)) for section in sections[1:]]
+    return {"rope_parameters": {**rope, "mrope_section": [room - sum(rest), *rest]}}
 
 
 def _ids(default: Any, names: list[str]) -> dict[str, Any]:

@@ -91,6 +91,8 @@ def _answer(llm: Any, messages: list[dict[str, str]], params: Any) -> str:
                 now = output.outputs[0].text
                 click.echo(now[len(text) :], nl=False)
                 text = now
+                if output.outputs[0].finish_reason == "error":
+                    click.echo(f"\nerror: {output.outputs[0].stop_reason}", nl=False, err=True)
         except KeyboardInterrupt:
             click.echo(" (stopped)", nl=False, err=True)
     click.echo()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, model: str, as_json: bool, **options: Any) -> None:
     """Check whether MODEL would run here: by which backend, in how much memory, and what is missing.
 
-    No weights are loaded or downloaded. Exit code 0 is yes, 1 is no.
+    No weights are loaded or downloaded. Exit code 0 is yes, 1 is no, 2 is no because of an argument.
     """
     from modelbay_runtime.check import check_model
 
@@ -31,7 +31,7 @@ def command(ctx: click.Context, model: str, as_json: bool, **options: Any) -> No
         print_json(report.to_dict())
     else:
         print_lines(_render(report))
-    ctx.exit(0 if report.runs else 1)
+    ctx.exit(report.exit_code)
 
 
 def _render(report: CheckReport) -> Iterator[StyledLine]:
@@ -62,7 +62,8 @@ def _facts(report: CheckReport) -> Iterator[tuple[str, str]]:
 
 
 def _memory(need: MemoryNeed) -> Iterator[tuple[str, str]]:
-    yield "weights", f"{_size(need.weights)} in {need.dtype} on {need.device}"
+    copies = f", {_size(need.copies)} of it a second form of the tied head" if need.copies else ""
+    yield "weights", f"{_size(need.weights)} in {need.dtype} on {need.device}{copies}"
     yield "cache", f"{_size(need.cache_per_token)} per token, {_size(need.cache_per_sequence)} for the longest sequence"
     yield "free", f"{_size(need.free)} may be taken, {_size(need.activations)} of it for a step"
     if need.max_model_len is not None:

@@ -11,7 +11,7 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json
-from modelbay.errors import UsageError
+from modelbay.errors import EngineError, UsageError
 from modelbay.weights.accounting import LoadReport
 from modelbay_runtime.cli.sampling_options import sampling_options, sampling_params_from
 
@@ -66,11 +66,13 @@ def command(
         outputs = llm.generate(wanted, params)
     if as_json:
         print_json([output.to_dict() for output in outputs])
+        _require_complete(outputs)
         return
     for text, output in zip(texts, outputs, strict=True):
         for completion in output.outputs:
             click.echo(f"=== {text}" if n == 1 else f"=== {text} [{completion.index}]")
             click.echo(completion.text)
+    _require_complete(outputs)
 
 
 def _read_prompts(prompts: Sequence[str]) -> list[str]:
@@ -100,3 +102,11 @@ def _print_stream(stream: Any) -> None:
         click.echo(text[shown:], nl=False)
         shown = len(text)
     click.echo()
+    _require_complete([output])
+
+
+def _require_complete(outputs: Sequence[Any]) -> None:
+    """What was generated is shown first; that some of it is not what was asked for is an error all the same."""
+    for completion in [completion for output in outputs for completion in output.outputs]:
+        if completion.finish_reason == "error":
+            raise EngineError(str(completion.stop_reason))

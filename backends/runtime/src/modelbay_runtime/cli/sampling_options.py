@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from modelbay_runtime.sampling_params import SamplingParams
+from modelbay.errors import UsageError
+from modelbay_runtime.sampling_params import SamplingParams, StructuredOutputs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,11 +28,19 @@ _OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("frequency_penalty", float, "Lower tokens by how often they are in the output."),
 )
 
+_STRUCTURED_OPTIONS: tuple[tuple[str, bool, str], ...] = (
+    ("--json-schema", False, "The output is JSON of this schema: a file, or the schema itself."),
+    ("--regex", False, "The output matches this regular expression as a whole."),
+    ("--choice", True, "The output is this text, or another one given so."),
+)
+
 
 def sampling_options(command: F) -> F:
     """Decorate a click command with the sampling parameters; one that is not given arrives as None."""
     for name, kind, help_text in reversed(_OPTIONS):
         command = click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_text)(command)
+    for flag, many, help_text in reversed(_STRUCTURED_OPTIONS):
+        command = click.option(flag, multiple=many, default=None, help=help_text)(command)
     command = click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")(command)
     return click.option("--stop", multiple=True, help="A text that ends the output; may be given several times.")(
         command
@@ -46,4 +56,26 @@ def sampling_params_from(options: Mapping[str, Any], generation: Mapping[str, An
         given["stop"] = list(options["stop"])
     if options.get("ignore_eos"):
         given["ignore_eos"] = True
-    return SamplingParams(**given, **more)
+    return SamplingParams(**given, structured_outputs=_structured_outputs(options), **more)
+
+
+def _structured_outputs(options: Mapping[str, Any]) -> StructuredOutputs | None:
+    given: dict[str, Any] = {}
+    if options.get("regex") is not None:
+        given["regex"] = options["regex"]
+    if options.get("json_schema") is not None:
+        given["json"] = _read_schema(options["json_schema"])
+    if options.get("choice"):
+        given["choice"] = list(options["choice"])
+    return StructuredOutputs(**given) if given else None
+
+
+def _read_schema(value: str) -> str:
+    if value.lstrip().startswith("{"):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(
+            f"--json-schema {value!r} is neither a JSON object nor a file that can be read: {error}."
+        ) from error

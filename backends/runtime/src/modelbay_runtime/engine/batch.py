@@ -13,6 +13,7 @@ import numpy as np
 from modelbay_runtime.engine.kv_layout import CacheLayout
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.scheduler import Scheduled
+from modelbay_runtime.multimodal.batch import BatchMedia, batch_media
 from modelbay_runtime.pooling.chunks import chunks_of, token_types_of
 from modelbay_runtime.pooling.reduce import Chunk
 
@@ -54,6 +55,7 @@ class Batch:
         wants_hidden: whether the hidden states of all tokens are.
         chunks: tokens of sequences whose hidden states are pooled. forget: requests to pool that were given up.
         token_types: [T], the number of each token's text in pairs of texts; None if all are 0.
+        media: images and audio of which this step has tokens, and positions that they change.
     """
 
     owners: tuple[tuple[str, int], ...]
@@ -67,6 +69,7 @@ class Batch:
     chunks: tuple[Chunk, ...] = ()
     forget: tuple[str, ...] = ()
     token_types: np.ndarray | None = None
+    media: BatchMedia | None = None
     new: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,8 +90,9 @@ def make_batch(
     kv: KVManager,
     prompt_rows: SequenceOf[PromptRows] = (),
     forget: SequenceOf[str] = (),
+    epoch: int = 0,
 ) -> Batch:
-    """The batch of scheduled sequences, at least one, as they stand now."""
+    """The batch of scheduled sequences, at least one, as they stand now. ``epoch``: see `BatchMedia`."""
     starts = np.array([item.sequence.num_computed for item in scheduled], np.int64)
     new = np.array([item.num_new for item in scheduled], np.int64)
     lengths = starts + new
@@ -112,6 +116,7 @@ def make_batch(
         chunks=chunks_of(scheduled),
         forget=tuple(forget),
         token_types=token_types_of(scheduled),
+        media=batch_media([item.sequence.media for item in scheduled], starts, lengths, epoch),
     )
 
 

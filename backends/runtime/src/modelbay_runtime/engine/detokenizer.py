@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from modelbay.errors import UsageError
 from modelbay_runtime.engine.stop_strings import StopStrings
 from modelbay_runtime.sampling_params import SamplingParams
 
@@ -55,6 +56,17 @@ class Detokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token as it stands inside a text, special or not; "" if the tokenizer does not know it."""
         return "" if self._vocabulary is None else self._vocabulary.token_text(token_id)
+
+    def token_bytes(self, vocab_size: int) -> list[bytes]:
+        """What each token id below ``vocab_size`` adds to a text; b"" for special tokens, for ids that the tokenizer
+        does not know, and for those without a text of their own.
+
+        Raises:
+            UsageError: there is no tokenizer.
+        """
+        if self._vocabulary is None:
+            raise UsageError("structured_outputs needs a tokenizer, and this model was loaded without one.")
+        return [self._vocabulary.text_bytes(token_id) for token_id in range(vocab_size)]
 
 
 class TextStream:
@@ -191,6 +203,18 @@ class _Vocabulary:
                 known = token.encode()
             self._bytes[token_id] = known
         return known
+
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes the token adds to a text that it stands inside of; b"" if it is no text."""
+        token = self.token(token_id)
+        if token is None or self.is_special(token_id):
+            return b""
+        if self._alphabet is not None:
+            return self.bytes_of(token_id)
+        if self.is_byte(token_id):
+            return bytes([int(token[1:-1], 16)])
+        text = self.token_text(token_id)
+        return b"" if _REPLACEMENT in text and _REPLACEMENT not in token else text.encode()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(

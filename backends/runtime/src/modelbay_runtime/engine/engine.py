@@ -30,8 +30,12 @@ from modelbay_runtime.engine.sampler import Sampler
 from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence, Status
+from modelbay_runtime.multimodal.plan import MediaPlan
+from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_runtime.pooling.plan import plan_request
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
+from modelbay_runtime.structured.grammars import Grammars
+from modelbay_runtime.structured.mask import Ending
 
 logger = logging.getLogger("modelbay")
 
@@ -62,6 +66,7 @@ class Engine:
 
     Attributes:
         tokenizer: as Transformers returns it.
+        media: reads images and audio of prompts.
         lanes: replicas of the model, on this host's side.
         max_model_len: longest sequence that is served, in tokens.
     """
@@ -77,9 +82,12 @@ class Engine:
         self.eos_token_ids = self._eos_token_ids()
         self.sampler = Sampler(config.vocab_size, self.executor.runner.device, args.seed)
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
+        self.grammars = Grammars(lambda: self.detokenizer.token_bytes(config.vocab_size), config.vocab_size)
         self.requests: dict[str, Request] = {}
         self._rounds: deque[Round] = deque()
         self._ordinals = itertools.count()
+        self._epoch = 0
+        self.media = MediaReader(resolution, self.tokenizer, self.model)
         self._given_up: list[str] = []  # of which the poolers may keep something
         self._say_cache()
 
@@ -158,6 +166,7 @@ class Engine:
             raise UsageError(f"request id {request_id!r} is in use.")
         params = params.with_defaults(self.resolution.config.generation)
         token_ids = fit_prompt(prompt, params, self.max_model_len)
+        media = self._plan_media(prompt, token_ids)
         metrics = RequestMetrics(arrival_time=time.monotonic())
         ordinal = next(self._ordinals)
         sequences: list[Sequence] = []
@@ -165,10 +174,12 @@ class Engine:
             sequence = Sequence(request_id, index, len(token_ids), list(token_ids))
             sequence.reads_prefix_cache = params.prompt_logprobs is None or index > 0
             sequence.leader = sequences[0] if sequences else None
+            sequence.media = media
             sequence.sampling = self.sampler.state(
                 params, token_ids, sequence.output_ids,
                 request_id=request_id, ordinal=ordinal, index=index, eos_token_ids=self.eos_token_ids,
                 bad_words=self._bad_words(params),
+                constraint=self.grammars.constraint(params.structured_outputs, sequence.output_ids),
             )  # fmt: skip
             sequence.text = self.detokenizer.stream(params, token_ids)
             sequences.append(sequence)
@@ -186,7 +197,7 @@ class Engine:
         plan = plan_request(params, prompt, self.resolution, bool(self.executor.rank.plan.layout.groups))
         token_ids = fit_prompt(prompt, params, self.max_model_len)
         sequence = Sequence(request_id, 0, len(token_ids), list(token_ids), pooling=plan)
-        sequence.token_types = prompt.token_types
+        sequence.token_types, sequence.media = prompt.token_types, self._plan_media(prompt, token_ids)
         sequence.reads_prefix_cache = plan.reads_last_token
         metrics = RequestMetrics(arrival_time=time.monotonic())
         self.requests[request_id] = Request(request_id, prompt.text, token_ids, params, [sequence], metrics)
@@ -198,6 +209,13 @@ class Engine:
         if self.tokenizer is None:
             raise UsageError("bad_words needs a tokenizer, and this model was loaded without one.")
         return encode_bad_words(params.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _plan_media(self, prompt: Prompt, token_ids: list[int]) -> MediaPlan | None:
+        if prompt.media is None:
+            return None
+        if len(token_ids) < len(prompt.token_ids):
+            raise UsageError("truncate_prompt_tokens would tear images or audio out of the prompt; leave it unset.")
+        return MediaPlan(prompt.media, token_ids, self.scheduler.max_batched_tokens)
 
     def _queue(self, sequences: list[Sequence]) -> None:
         """All of a request to one lane, since they share its prompt."""
@@ -223,6 +241,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """What the prefix caches hold is not to be found any more."""
+        self._epoch += 1  # what encoders made of images and audio neither
         for lane in self.lanes:
             lane.kv.pool.forget()
 
@@ -263,7 +282,7 @@ class Engine:
                 return
             given_up, self._given_up = self._given_up, []
             this: Round = [
-                (items, make_batch(items, lane.kv, self._prompt_rows(items), given_up)) if items else None
+                (items, make_batch(items, lane.kv, self._prompt_rows(items), given_up, self._epoch)) if items else None
                 for lane, items in zip(self.lanes, scheduled, strict=True)
             ]
             self._rounds.append(this)
@@ -319,8 +338,13 @@ class Engine:
         with torch.inference_mode():
             drawn = self.sampler.sample(rows, [self._state(sequence) for sequence in sampled])
         changed: dict[str, Request] = {}
-        for sequence, token_id, logprobs in zip(sampled, drawn.token_ids, drawn.logprobs, strict=True):
+        for row, sequence in enumerate(sampled):
+            token_id, logprobs = drawn.token_ids[row], drawn.logprobs[row]
             request = self.requests[sequence.request_id]
+            if row in drawn.endings:
+                self._end_without_token(sequence, drawn.endings[row])
+                changed[request.id] = request
+                continue
             request.mark_token()
             sequence.append(token_id)
             if logprobs is not None:
@@ -346,12 +370,22 @@ class Engine:
         reason, stop = update.finish_reason, update.stop_reason
         assert isinstance(request.params, SamplingParams), "only generation draws tokens"
         full = len(sequence) >= self.max_model_len
-        if reason is None and (full or len(sequence.output_ids) == request.params.max_tokens):
+        complete = reason is None and self._state(sequence).finished
+        if reason is None and (complete or full or len(sequence.output_ids) == request.params.max_tokens):
             last = sequence.text.finish()
-            reason, stop = last.finish_reason or "length", last.stop_reason
+            reason, stop = last.finish_reason or ("stop" if complete else "length"), last.stop_reason
         if reason is not None:
             sequence.finish_reason, sequence.stop_reason = reason, stop
             self._finish(sequence)
+
+    def _end_without_token(self, sequence: Sequence, ending: Ending) -> None:
+        """What the output must look like is complete, or cannot be reached: only this sequence ends."""
+        assert sequence.text is not None, "a sequence in the engine has its text stream"
+        sequence.text.finish()
+        sequence.finish_reason, sequence.stop_reason = ending
+        if ending.finish_reason == "error":
+            logger.warning("request %s: %s", sequence.request_id, ending.stop_reason)
+        self._finish(sequence)
 
     def _prompt_rows(self, scheduled: list[Scheduled]) -> list[PromptRows]:
         """Which rows of a step say how likely the prompt's tokens were, of requests that want to know."""

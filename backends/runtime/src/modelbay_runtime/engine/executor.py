@@ -1,7 +1,7 @@
 """Who computes batches: this process alone, or this process and others.
 
-A *lane* is a replica of the model: its requests, its cache. A round is one batch for every lane (None for a lane that has
-nothing to do). Rounds are computed in the order in which they were submitted.
+A *lane* is a replica of the model: its requests, its cache. A round is one batch for every lane (None for a lane that
+has nothing to do). Rounds are computed in the order in which they were submitted.
 """
 
 from __future__ import annotations

@@ -93,8 +93,9 @@ class KVManager:
                     count += 1
                 limit = count * block_size // step * step
         windows = [group for group, _ in groups if group.spec.window is not None]
+        limit = _outside_spans(sequence, limit, step)
         while limit and not all(self._window_is_cached(group, sequence, limit) for group in windows):
-            limit -= step
+            limit = _outside_spans(sequence, limit - step, step)
         return limit
 
     def _window_is_cached(self, group: KVGroup, sequence: Sequence, tokens: int) -> bool:
@@ -192,6 +193,13 @@ class KVManager:
             return self._tables[group_index][rows, 0].astype(np.int64)
         blocks = self._tables[group_index][rows, positions // block_size].astype(np.int64)
         return blocks * block_size + positions % block_size
+
+
+def _outside_spans(sequence: Sequence, tokens: int, step: int) -> int:
+    """``tokens``, or fewer, so that no span which one step must compute is torn."""
+    while sequence.media is not None and sequence.media.cut(tokens) != tokens:
+        tokens = sequence.media.cut(tokens) // step * step
+    return tokens
 
 
 def _first_block(group: KVGroup, num_computed: int) -> int:

@@ -93,8 +93,10 @@ class CompletionOutput:
         token_ids: the output tokens, with the stop token if one ended it.
         cumulative_logprob: sum of the chosen tokens' log-probabilities, if those were asked for.
         logprobs: one entry per output token, if asked for.
-        finish_reason: None while running; "stop" (end-of-sequence, stop token, stop string), "length", "abort".
-        stop_reason: the stop string or stop token id that ended it; None for the model's own end-of-sequence token.
+        finish_reason: None while running; "stop" (end-of-sequence, stop token, stop string, structured output that is
+            complete), "length", "abort", "error" (structured output that cannot be completed).
+        stop_reason: the stop string or stop token id that ended it; None for the model's own end-of-sequence token;
+            after "error" what was wrong.
     """
 
     index: int = 0

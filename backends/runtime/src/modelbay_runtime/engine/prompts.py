@@ -8,9 +8,12 @@ from typing import Any
 
 from modelbay.errors import TokenizerError, UsageError
 from modelbay.tokenizer import check_token_ids, encode_prompt
+from modelbay_runtime.multimodal.data import Media
+from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
-#: str, {"prompt": str}, {"prompt_token_ids": [int]}, or [int].
+#: str, {"prompt": str}, {"prompt_token_ids": [int]}, or [int]; a mapping may have multi_modal_data: {"image": …,
+#: "audio": …}, one item of each kind or a list.
 PromptLike = Any
 
 
@@ -20,6 +23,7 @@ class Prompt:
 
     Args:
         token_types: of a pair of texts, the number of each token's text.
+        media: images and audio, whose places are among the token ids.
         not_pooled: so many first tokens are left out where hidden states are pooled.
     """
 
@@ -27,6 +31,7 @@ class Prompt:
     text: str | None = None
     token_types: list[int] | None = None
     not_pooled: int = 0
+    media: Media | None = None
 
 
 def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
@@ -40,17 +45,39 @@ def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     return list(prompts)
 
 
-def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int) -> Prompt:
+def read_prompts(prompts: Sequence[PromptLike], tokenizer: Any, vocab_size: int, media: MediaReader) -> list[Prompt]:
+    """Token ids of several prompts. See `read_prompt`; an error over images or audio says of which prompt."""
+    found = []
+    for place, prompt in enumerate(prompts):
+        try:
+            found.append(read_prompt(prompt, tokenizer, vocab_size, media))
+        except UsageError as error:
+            if len(prompts) == 1 or not (isinstance(prompt, Mapping) and prompt.get("multi_modal_data")):
+                raise
+            raise UsageError(f"prompt {place}: {error.message}", hint=error.hint) from error
+    return found
+
+
+def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int, media: MediaReader | None = None) -> Prompt:
     """Token ids of one prompt.
 
+    Args:
+        media: reads images and audio; None: there must be none.
+
     Raises:
-        UsageError: not a prompt, no tokenizer for a text, or ids outside the vocabulary.
+        UsageError: not a prompt, no tokenizer for a text, ids outside the vocabulary, or images and audio that cannot
+            be read or that the model does not take.
     """
+    items: dict[str, list[Any]] = {}
     if isinstance(prompt, Mapping):
+        items = _media_items(prompt, media)
         if (prompt.get("prompt_token_ids") is None) == (prompt.get("prompt") is None):
             found = ", ".join(map(str, prompt)) or "nothing"
             raise UsageError(f"a prompt mapping has either 'prompt' or 'prompt_token_ids', got {found}.")
         prompt = prompt["prompt"] if prompt.get("prompt") is not None else prompt["prompt_token_ids"]
+    if items and media is not None and isinstance(prompt, str):
+        expanded, read = media.read(prompt, items, media.policy())
+        return Prompt(expanded, prompt, media=read)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
@@ -58,8 +85,23 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int) -> Prompt:
     listed_ids = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray)
     if not listed_ids or not all(isinstance(item, int) for item in prompt):
         raise UsageError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}.")
+    if items and media is not None:
+        expanded, read = media.read(list(prompt), items, media.policy())
+        return Prompt(expanded, media=read)
     check_token_ids(prompt, vocab_size)
     return Prompt(list(prompt))
+
+
+def _media_items(prompt: Mapping[str, Any], media: MediaReader | None) -> dict[str, list[Any]]:
+    for name in ("mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "encoder_prompt"):
+        if prompt.get(name) is not None:  # without it the output would be another one
+            raise UsageError(f"a prompt mapping has {name!r}, which is not served.", hint="Leave it out.")
+    data = prompt.get("multi_modal_data")
+    if not data:
+        return {}
+    if media is None:
+        raise UsageError("images and audio are not taken here, and the prompt has multi_modal_data.")
+    return media.listed(data)
 
 
 def encoded(token_ids: Sequence[int], text: str, vocab_size: int) -> Prompt:

@@ -53,7 +53,8 @@ class Rank:
         self.cache = KVCache(plan.layout, plan.budget.num_blocks, context.dtype, context.device, layers)
 
     def runner(self, neighbours: Neighbours | None = None) -> Runner:
-        return Runner(self.built, self.cache, self.resolution.config.vocab_size, neighbours, self.pooler)
+        vocab_size, media_cache = self.resolution.config.vocab_size, self.resolution.args.media_cache_bytes
+        return Runner(self.built, self.cache, vocab_size, neighbours, self.pooler, media_cache)
 
     def _agree(self, gather: Gather) -> CachePlan:
         args, config, built = self.resolution.args, self.resolution.config, self.built
@@ -67,7 +68,14 @@ class Rank:
         wanted = min(length for _, length in found)
         context = built.context
         own = plan_cache(
-            layout, config, args, context.device, context.dtype.itemsize, wanted, layers=built.kv_specs.keys()
+            layout,
+            config,
+            args,
+            context.device,
+            context.dtype.itemsize,
+            wanted,
+            layers=built.kv_specs.keys(),
+            reserved=args.media_cache_bytes if getattr(built.module, "media_kinds", ()) else 0,
         )
         budget = min(gather(own), key=lambda each: each.num_blocks)
         fitting = longest_that_fits(layout, args, wanted, budget.num_blocks - 1)

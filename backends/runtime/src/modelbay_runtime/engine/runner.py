@@ -18,6 +18,7 @@ from modelbay_runtime.engine.batch import Batch, token_positions
 from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import TokenLogprobs
+from modelbay_runtime.multimodal.features import FeatureStore
 from modelbay_runtime.pooling.pooler import Pooler
 
 #: Rows of prompt logits that are made at once: [rows, V] in float32 stays within a few hundred MB.
@@ -60,6 +61,7 @@ class Runner:
         vocab_size: columns of the logits that are tokens.
         neighbours: None where the model is whole.
         pooler: on the last stage.
+        media_cache_bytes: of features of images and audio, kept between steps.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Runner:
         vocab_size: int,
         neighbours: Neighbours | None = None,
         pooler: Pooler | None = None,
+        media_cache_bytes: int = 0,
     ) -> None:
         self.model: Any = built.module
         self.device = built.context.device
@@ -77,6 +80,7 @@ class Runner:
         self.vocab_size = vocab_size
         self.neighbours = neighbours
         self.pooler = pooler
+        self.features = FeatureStore(self.model, media_cache_bytes)
         self._layers = [(layer, index) for index, group in enumerate(cache.layout.groups) for layer in group.layers]
 
     @torch.inference_mode()
@@ -84,7 +88,10 @@ class Runner:
         """Compute the batch's tokens; None but on the last stage."""
         step, input_ids = self._prepare(batch)
         received = None if self.neighbours is None else self.neighbours.receive(step.num_tokens)
-        if received is None:
+        if received is None and batch.media is not None and len(batch.media.rows):
+            embeds = self.features.embeds(input_ids, batch.media, self._tensor)
+            hidden = self.model(None, step.positions, step, embeds)
+        elif received is None:
             hidden = self.model(input_ids, step.positions, step)
         else:
             hidden = self.model(None, step.positions, step, received)
@@ -129,8 +136,9 @@ class Runner:
     def _prepare(self, batch: Batch) -> tuple[Step, torch.Tensor]:
         query_start = np.zeros(len(batch.new) + 1, np.int32)
         np.cumsum(batch.new, out=query_start[1:])
+        media, positions = batch.media, None if batch.media is None else batch.media.positions
         step = Step(
-            positions=self._tensor(token_positions(batch.starts, batch.new)),
+            positions=self._tensor(token_positions(batch.starts, batch.new) if positions is None else positions),
             query_start=self._tensor(query_start),
             seq_lens=self._tensor(batch.lengths.astype(np.int32)),
             query_lens=batch.new.tolist(),
@@ -150,6 +158,8 @@ class Runner:
         step.groups = {layer: groups[index] for layer, index in self._layers}
         if batch.token_types is not None:
             step.token_types = self._tensor(batch.token_types)
+        if media is not None and media.spans is not None:
+            step.spans = self._tensor(media.spans)
         return step, self._tensor(batch.input_ids)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

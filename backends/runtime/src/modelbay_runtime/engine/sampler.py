@@ -1,7 +1,7 @@
 """From logits to the next token of every sequence in the batch.
 
-The order is fixed: logit bias, forbidden tokens (min_tokens, bad words), penalties, temperature, min-p, top-k, top-p,
-draw. Greedy sequences stop after the penalties and take the largest.
+The order is fixed: logit bias, forbidden tokens (min_tokens, bad words), penalties, structured outputs, temperature,
+min-p, top-k, top-p, draw. Greedy sequences stop after the structured outputs and take the largest.
 
 A sequence's tokens depend on its logits, its parameters and its own random numbers, never on what shares its batch:
 every sequence has its own generator, seeded by the request's seed or else by the engine's and the request's ordinal.
@@ -12,8 +12,8 @@ Shapes: B sequences, R those of them that need more than an argmax, V the width 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,14 +24,20 @@ from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import TokenLogprobs
 from modelbay_runtime.engine.sampling_state import SamplingState, TokenCounts
 from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.structured.constraint import Constraint
+from modelbay_runtime.structured.mask import CONFLICT, Ending, constrain
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """One token per row, in the order of the logits, and the log-probabilities of the rows that asked for them."""
+    """One token per row, in the order of the logits, and the log-probabilities of the rows that asked for them.
+
+    ``endings``: rows whose sequence ends here instead; their token means nothing.
+    """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    endings: Mapping[int, Ending] = field(default_factory=dict)
 
 
 class Sampler:
@@ -59,6 +65,7 @@ class Sampler:
         index: int = 0,
         eos_token_ids: Collection[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
     ) -> SamplingState:
         """What `sample` needs of one sequence, for its whole life.
 
@@ -71,6 +78,7 @@ class Sampler:
             index: which of the request's n sequences.
             eos_token_ids: the model's, which min_tokens holds off.
             bad_words: from `encode_bad_words`.
+            constraint: from `Grammars.constraint`, on the same ``output_token_ids``.
 
         Raises:
             UsageError: a token id beyond the vocabulary.
@@ -89,6 +97,7 @@ class Sampler:
             bad_words=[word for word in bad_words if max(word, default=0) < self.vocab_size],
             bias_ids=np.array(list(params.logit_bias), dtype=np.int64),
             bias=np.array(list(params.logit_bias.values()), dtype=np.float32),
+            constraint=constraint,
         )
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
@@ -99,30 +108,38 @@ class Sampler:
             states: B of them.
 
         Raises:
-            EngineError: a row's logits are NaN, hold +inf or are all -inf, or its parameters forbid every token.
+            EngineError: a row's logits are NaN, hold +inf or are all -inf, or its parameters forbid every token. Where
+                that is because of a constraint, it ends the one sequence instead.
         """
         logits = logits[:, : self.vocab_size]
         largest, greedy = logit_ops.largest(logits)
         _require_finite(largest, states, "the model's logits", _BAD_LOGITS_HINT)
         token_ids: list[int] = greedy.tolist()
         rows = [row for row, state in enumerate(states) if not state.raw_greedy]
+        endings: dict[int, Ending] = {}
         if rows:
-            chosen = self._process(logits, rows, [states[row] for row in rows])
+            chosen, ended = self._process(logits, rows, [states[row] for row in rows])
             for row, token_id in zip(rows, chosen, strict=True):
                 token_ids[row] = token_id
-        return SamplerOutput(token_ids, self._logprobs(logits, token_ids, states))
+            endings = {rows[place]: ending for place, ending in ended.items()}
+        return SamplerOutput(token_ids, self._logprobs(logits, token_ids, states), endings)
 
-    def _process(self, logits: torch.Tensor, rows: list[int], states: list[SamplingState]) -> list[int]:
+    def _process(
+        self, logits: torch.Tensor, rows: list[int], states: list[SamplingState]
+    ) -> tuple[list[int], dict[int, Ending]]:
         scores = logits.new_full((len(rows), logit_ops.padded_width(self.vocab_size)), -math.inf, dtype=torch.float32)
         scores[:, : self.vocab_size] = logits if len(rows) == len(logits) else logits[rows]
         self._edit(scores, states)
         self._penalise(scores, states)
+        endings = constrain(scores, states)
         largest, greedy = logit_ops.largest(scores)
-        _require_finite(largest, states, "after logit_bias, bad_words, min_tokens and penalties the logits", None)
+        _find_conflicts(largest, states, endings)
         token_ids: list[int] = greedy.tolist()
         for pick, draw in ((False, self._draw_all), (True, self._draw_restricted)):
             places = [
-                place for place, state in enumerate(states) if not state.params.greedy and state.restricted is pick
+                place
+                for place, state in enumerate(states)
+                if not state.params.greedy and state.restricted is pick and place not in endings
             ]
             if places:
                 # A copy unless all rows are meant, when nobody needs the original any more.
@@ -130,7 +147,7 @@ class Sampler:
                 drawn = draw(part, [states[place] for place in places])
                 for place, token_id in zip(places, drawn.tolist(), strict=True):
                     token_ids[place] = token_id
-        return token_ids
+        return token_ids, endings
 
     def _edit(self, scores: torch.Tensor, states: list[SamplingState]) -> None:
         biased = [(row, state.bias_ids) for row, state in enumerate(states) if len(state.bias_ids)]
@@ -224,6 +241,18 @@ class Sampler:
 _BAD_LOGITS_HINT = (
     "The weights may be damaged, or overflow in this dtype: try dtype=float32, and `modelbay check` on the model."
 )
+
+
+def _find_conflicts(largest: torch.Tensor, states: Sequence[SamplingState], endings: dict[int, Ending]) -> None:
+    """Add the constrained rows to which nothing is left; ``largest`` [R] is the largest score of each row."""
+    if bool(torch.isfinite(largest).all()):
+        return
+    for place, value in enumerate(largest.tolist()):
+        if value == -math.inf and states[place].constraint is not None:
+            endings.setdefault(place, CONFLICT)
+    rest = [place for place in range(len(states)) if place not in endings]
+    what = "after logit_bias, bad_words, min_tokens and penalties the logits"
+    _require_finite(largest[rest], [states[place] for place in rest], what, None)
 
 
 def _require_finite(largest: torch.Tensor, states: Sequence[SamplingState], what: str, hint: str | None) -> None:

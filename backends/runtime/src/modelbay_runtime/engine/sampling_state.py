@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.structured.constraint import Constraint
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -46,7 +47,7 @@ class TokenCounts:
 
 @dataclass(slots=True, eq=False)
 class SamplingState:
-    """One sequence, as the sampler sees it. Made by `Sampler.state`; picklable.
+    """One sequence, as the sampler sees it. Made by `Sampler.state`; picklable, unless it has a `constraint`.
 
     ``output_token_ids`` is the sequence's own growing list: appending to it is all that the engine has to do.
     """
@@ -60,12 +61,14 @@ class SamplingState:
     bad_words: Sequence[Sequence[int]] = ()
     bias_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     bias: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    constraint: Constraint | None = None
 
     @property
     def raw_greedy(self) -> bool:
         """Whether the next token is simply the one with the largest logit."""
         return (
             self.params.greedy
+            and self.constraint is None
             and self.counts is None
             and not self.bad_words
             and not len(self.bias_ids)
@@ -76,6 +79,12 @@ class SamplingState:
     def restricted(self) -> bool:
         """Whether top-k or top-p applies."""
         return self.params.top_k > 0 or self.params.top_p < 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether what the output must look like is complete, and nothing could follow."""
+        long_enough = len(self.output_token_ids) >= self.params.min_tokens
+        return self.constraint is not None and long_enough and self.constraint.finished
 
     def uniform(self) -> float:
         """This sequence's next random number in [0, 1)."""

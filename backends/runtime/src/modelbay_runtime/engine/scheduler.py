@@ -99,6 +99,8 @@ class Scheduler:
         wanted = len(sequence) - sequence.num_computed
         if wanted > budget and not self.chunked_prefill:
             return 0
+        if sequence.media is not None:
+            return sequence.media.cut(sequence.num_computed + min(wanted, budget)) - sequence.num_computed
         return min(wanted, budget)
 
     def _make_room(self, sequence: Sequence, wanted: int) -> tuple[bool, int]:

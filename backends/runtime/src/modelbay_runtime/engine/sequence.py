@@ -12,6 +12,7 @@ import torch
 from modelbay_runtime.engine.detokenizer import TextStream
 from modelbay_runtime.engine.outputs import Logprob, TokenLogprobs
 from modelbay_runtime.engine.sampling_state import SamplingState
+from modelbay_runtime.multimodal.plan import MediaPlan
 from modelbay_runtime.pooling.plan import PoolingPlan
 
 
@@ -36,6 +37,7 @@ class Sequence:
         slot: row of the block tables while it runs, -1 otherwise.
         prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
         token_types: of a pair of texts, the number of each token's text.
+        media: its images and audio, if it has any.
         pooling: what is made of its hidden states (``sampling`` is None then); pooled: what was made.
     """
 
@@ -59,6 +61,7 @@ class Sequence:
     shown_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     token_types: list[int] | None = None
+    media: MediaPlan | None = None
     pooling: PoolingPlan | None = None
     pooled: torch.Tensor | None = None
     finish_reason: str | None = None
@@ -85,6 +88,8 @@ class Sequence:
         while (len(known) + 1) * block_size <= len(self.token_ids):
             begin = len(known) * block_size
             content = array("q", self.token_ids[begin : begin + block_size]).tobytes()
+            if self.media is not None:
+                content += self.media.content(begin, begin + block_size)
             parent = known[-1] if known else b""
             known.append(hashlib.blake2b(parent + content, digest_size=16).digest())
         return known

@@ -12,13 +12,13 @@ class Absent(nn.Module):
 
     Args:
         rule: who holds it, as `modelbay_runtime.layout` has it in ``held_elsewhere``.
-        tied_to: the parameter of this rank that its ``weight`` is, if the config ties word embeddings.
+        weight_tied_to: the parameter of this rank that its ``weight`` is, if the config ties word embeddings.
     """
 
-    def __init__(self, rule: str, tied_to: str | None = None) -> None:
+    def __init__(self, rule: str, weight_tied_to: str | None = None) -> None:
         super().__init__()
         self.held_elsewhere = rule
-        self.tied_to = tied_to
+        self.weight_tied_to = weight_tied_to
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError(f"a module was run that is not on this rank: {self.held_elsewhere} has it")

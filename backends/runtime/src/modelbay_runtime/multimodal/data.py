@@ -1,7 +1,7 @@
 """What images and audio become between a request and the model.
 
-Legend: T tokens of the prompt with placeholders expanded, F feature rows of one item, P rows of positions (3 for M-RoPE),
-H hidden size.
+Legend: T tokens of the prompt with placeholders expanded, F feature rows of one item, P rows of positions (3 for
+M-RoPE), H hidden size.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from modelbay.cli.interrupt import interrupts_wait
-from modelbay.errors import EngineError, ModelbayError
+from modelbay.errors import EngineError, ModelbayError, UsageError
 from modelbay.resolve import Resolution
 from modelbay_runtime.engine.executor import Round
 from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.parallel.channel import Teller
-from modelbay_runtime.parallel.launch import Processes, Torchrun, listening_store
+from modelbay_runtime.parallel.launch import LOCALHOST, Processes, Started, Torchrun, listening_store
 from modelbay_runtime.parallel.member import Member, place_device, share_threads
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.worker import applied, run_lane, serve
@@ -43,14 +43,19 @@ class DistributedExecutor:
         self._mesh, self._rounds = mesh, deque[Round]()
         self._broken: str | None = None
         self._teller: Teller | None = None
-        self._processes: Processes | None = None
-        torchrun = Torchrun.found()
-        self._threads = share_threads(mesh.size if torchrun is None else _local_size())
+        self._started: Started | None = None
+        launcher, torchrun = resolution.args.distributed_executor_backend, Torchrun.found()
+        if launcher == "torchrun" and torchrun is None:
+            raise UsageError("distributed_executor_backend torchrun: this process was not started by it.")
+        joins = torchrun if launcher in ("auto", "torchrun") else None
+        self._threads = share_threads(_local_ranks(launcher, joins, mesh))
         try:
-            if torchrun is None:
-                self._start(resolution)
+            if joins is not None:
+                self._join(joins, resolution)
+            elif launcher == "ray":
+                self._start_on_ray(resolution)
             else:
-                self._join(torchrun, resolution)
+                self._start(resolution)
         except BaseException:
             self._end(at_once=True)
             raise
@@ -58,9 +63,19 @@ class DistributedExecutor:
     def _start(self, resolution: Resolution) -> None:
         """Start the other ranks on this machine."""
         store = listening_store(self._mesh.size, resolution.args.distributed_timeout_seconds)
-        self._processes = Processes(resolution, self._mesh, store.port)
-        weakref.finalize(self, Processes.end, self._processes, at_once=True)
-        self._set_up(resolution, store, "127.0.0.1", local_rank=0)
+        self._started = processes = Processes(resolution, self._mesh, store.port)
+        weakref.finalize(self, Processes.end, processes, at_once=True)
+        self._set_up(resolution, store, LOCALHOST, local_rank=0)
+
+    def _start_on_ray(self, resolution: Resolution) -> None:
+        """Let Ray start the other ranks, on whatever machines of its cluster have room."""
+        from modelbay_runtime.parallel.ray_launch import RayActors, require_ray
+
+        ray = require_ray()
+        host = ray.util.get_node_ip_address()
+        store = listening_store(self._mesh.size, resolution.args.distributed_timeout_seconds, host)
+        self._started = RayActors(ray, resolution, self._mesh, host, store.port)
+        self._set_up(resolution, store, host, local_rank=0)
 
     def _join(self, torchrun: Torchrun, resolution: Resolution) -> None:
         """Meet the ranks that torchrun started."""
@@ -75,7 +90,7 @@ class DistributedExecutor:
 
     def _set_up(self, resolution: Resolution, store: Any, host: str, local_rank: int) -> None:
         resolution = place_device(resolution, local_rank)
-        failed = self._processes.failed if self._processes is not None else lambda: None
+        failed = self._started.failed if self._started is not None else lambda: None
         with self._explained():
             self._member = Member(resolution, self._mesh, 0, store, host, failed)
             self._teller = Teller(self._member.world.control, resolution.args.distributed_timeout_seconds)
@@ -157,29 +172,30 @@ class DistributedExecutor:
             raise
 
     def _words(self, error: BaseException) -> str | None:
-        if self._processes is None or isinstance(error, KeyboardInterrupt):
+        if self._started is None or isinstance(error, KeyboardInterrupt):
             return None
         # A model that failed here failed by itself; a connection that broke was broken by somebody.
-        return self._processes.wait_failed(0.0 if isinstance(error, ModelbayError) else _LAST_WORDS_S)
+        return self._started.wait_failed(0.0 if isinstance(error, ModelbayError) else _LAST_WORDS_S)
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self._broken is None:
-            try:
+            with contextlib.suppress(RuntimeError):  # somebody may be gone already
                 self._tell(("close",))
-            except RuntimeError:
-                pass  # somebody is gone already
             self._broken = "it was closed"
             self._end(at_once=False)
 
     def _end(self, *, at_once: bool) -> None:
         if self._teller is not None:
             self._teller.close()
-        if self._processes is not None:
-            self._processes.end(at_once=at_once)
+        if self._started is not None:
+            self._started.end(at_once=at_once)
         torch.set_num_threads(self._threads)
 
 
-def _local_size() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def _local_ranks(launcher: str, torchrun: Torchrun | None, mesh: Mesh) -> int:
+    """How many ranks share this machine's cores with this one, itself included, as far as it can know."""
+    if torchrun is not None:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 1 if launcher == "ray" else mesh.size

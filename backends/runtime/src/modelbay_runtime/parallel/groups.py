@@ -40,7 +40,7 @@ class Group(Protocol):
         ...
 
     def all_to_all(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
-        """Rows of ``x`` [n, …] to their ranks: the first ``send[0]`` to rank 0 and so on; the rows that came in, by rank."""
+        """Rows of ``x`` [n, …] to their ranks, the first ``send[0]`` to rank 0 …; the rows that came, by rank."""
         ...
 
 

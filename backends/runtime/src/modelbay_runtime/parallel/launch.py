@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -28,7 +28,7 @@ from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution
 from modelbay_runtime.parallel.mesh import Mesh
 
-_LOCALHOST = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 #: Seconds that a process which was told to end may take.
 _GRACE_S = 10.0
 
@@ -39,48 +39,60 @@ class Bootstrap:
 
     Attributes:
         args: the engine arguments, the revision pinned. module_plugins: names of modules given as plugins.
-        manifest: distributions of plugins and their versions, as the first process has them.
-        path: where modules are looked for. folder: where it leaves word of how it failed.
+        host, port: of the store where ranks meet. path: where modules are looked for.
+        folder: where it leaves word of how it failed.
     """
 
     args: EngineArgs
     module_plugins: tuple[str, ...]
-    manifest: Mapping[str, str]
     rank: int
+    host: str
     port: int
     path: tuple[str, ...]
     folder: str
 
 
-def listening_store(size: int, timeout: float) -> Any:
-    """A store that only processes of this machine can reach."""
+def listening_store(size: int, timeout: float, host: str = LOCALHOST) -> Any:
+    """A store at this address alone: by default only processes of this machine can reach it."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((_LOCALHOST, 0))
+    listener.bind((host, 0))
     listener.listen()
     port = listener.getsockname()[1]
     return dist.TCPStore(
-        _LOCALHOST, port, size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False,
+        host, port, size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
 
 
-def joined_store(port: int, size: int, timeout: float) -> Any:
-    return dist.TCPStore(
-        _LOCALHOST, port, size, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False
-    )
+def joined_store(host: str, port: int, size: int, timeout: float) -> Any:
+    return dist.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+class Started(Protocol):
+    """The ranks that this process had started."""
+
+    def failed(self) -> str | None:
+        """What the first rank that ended has to say, or None."""
+        ...
+
+    def wait_failed(self, seconds: float) -> str | None:
+        """As `failed`; a rank that is about to end is given some time for it."""
+        ...
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Wait for ranks that were told to end, end those that do not, leave nothing behind. Idempotent."""
+        ...
 
 
 class Processes:
-    """The processes that this one started."""
+    """Ranks that are processes of this machine. See `Started`."""
 
     def __init__(self, resolution: Resolution, mesh: Mesh, port: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="modelbay-"))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         args, modules = portable(resolution)
         for rank in range(1, mesh.size):
-            bootstrap = Bootstrap(
-                args, modules, resolution.plugins.manifest(), rank, port, tuple(sys.path), str(self.folder)
-            )
+            bootstrap = Bootstrap(args, modules, rank, LOCALHOST, port, tuple(sys.path), str(self.folder))
             file = self.folder / f"start-{rank}"
             file.write_bytes(pickle.dumps(bootstrap))
             # Its end of the pipe closes when this process ends, however it ends, and then it ends too.
@@ -89,14 +101,12 @@ class Processes:
             )
 
     def failed(self) -> str | None:
-        """What the first process that ended has to say, or None."""
         for rank, process in self.processes.items():
             if process.poll() is not None:
                 return self._last_words(rank, process.returncode)
         return None
 
     def wait_failed(self, seconds: float) -> str | None:
-        """As `failed`; a process that is about to end is given some time for it."""
         until = time.monotonic() + seconds
         while (found := self.failed()) is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -110,7 +120,6 @@ class Processes:
         return f"rank {rank} (process {self.processes[rank].pid}) {how}"
 
     def end(self, *, at_once: bool = False) -> None:
-        """Wait for processes that were told to end, end those that do not, leave nothing behind. Idempotent."""
         until = time.monotonic() + (0 if at_once else _GRACE_S)
         for process in self.processes.values():
             try:

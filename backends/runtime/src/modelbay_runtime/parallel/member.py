@@ -140,5 +140,7 @@ def place_device(resolution: Resolution, local_rank: int) -> Resolution:
     if device.type != "cuda":
         return resolution
     if local_rank >= torch.cuda.device_count():
-        raise EngineError(f"local rank {local_rank} has no GPU of its own: this machine has {torch.cuda.device_count()}.")
+        raise EngineError(
+            f"local rank {local_rank} has no GPU of its own: this machine has {torch.cuda.device_count()}."
+        )
     return dataclasses.replace(resolution, args=resolution.args.replace(device=f"cuda:{local_rank}"))

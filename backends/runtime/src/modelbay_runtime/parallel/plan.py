@@ -29,7 +29,7 @@ def layer_styles(model: nn.Module) -> dict[str, str]:
     for path, module in model.named_modules():
         sections = getattr(module, "packed", ())
         for section in sections:
-            styles[f"{path.rpartition('.')[0]}.{section.name}"] = "colwise"
+            styles[".".join(filter(None, (path.rpartition(".")[0], section.name)))] = "colwise"
         if not sections and isinstance(style := getattr(module, "style", None), str):
             styles[path] = style
         for name, own in getattr(module, "styles", {}).items():

@@ -21,7 +21,7 @@ from modelbay_runtime.engine.batch import Batch, idle_batch
 from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.parallel.channel import Listener
-from modelbay_runtime.parallel.launch import Bootstrap, joined_store
+from modelbay_runtime.parallel.launch import LOCALHOST, Bootstrap, joined_store
 from modelbay_runtime.parallel.member import Member, place_device, share_threads
 from modelbay_runtime.parallel.mesh import Mesh
 
@@ -92,39 +92,49 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(file: str) -> None:
-    """Take the place that the file names.
+def take_place(bootstrap: Bootstrap, local_ranks: int, local_rank: int, host: str) -> None:
+    """Resolve the model here, and serve as the rank that the bootstrap says.
 
-    Raises:
-        BaseException: whatever ends this rank; its words are left where the first rank looks for them.
+    Args:
+        local_ranks: ranks of this machine. local_rank: this one's number among them. host: this machine's address.
     """
+    sys.path[:] = [*bootstrap.path, *(path for path in sys.path if path not in bootstrap.path)]
+    args = bootstrap.args
+    if bootstrap.module_plugins:
+        modules = [importlib.import_module(name) for name in bootstrap.module_plugins]
+        args = args.replace(plugins=[*(args.plugins or ()), *modules])
+    mesh = Mesh.of(args)
+    share_threads(local_ranks)
+    resolution = place_device(resolve_args(args), local_rank)
+    store = joined_store(bootstrap.host, bootstrap.port, mesh.size, args.distributed_timeout_seconds)
+    serve(resolution, mesh, bootstrap.rank, store, host)
+
+
+def words_of(bootstrap: Bootstrap, error: BaseException) -> str:
+    """What a rank that ends has to say: what no error of ours explains comes with its traceback."""
+    place = Mesh.of(bootstrap.args).place(bootstrap.rank)
+    words = f"rank {bootstrap.rank} ({place}) ended: {type(error).__name__}: {error}"
+    if not isinstance(error, ModelbayError):
+        words += "\n" + "".join(traceback.format_exception(error)).rstrip()
+    return words
+
+
+def main(file: str) -> None:
+    """Take the place that the file names; the words of whatever ends this rank are left where rank 0 looks for them."""
     bootstrap: Bootstrap = pickle.loads(Path(file).read_bytes())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank decides what Ctrl-C ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C ends
     _end_with_parent()
-    mesh = Mesh.of(bootstrap.args)
     try:
-        sys.path[:] = bootstrap.path
-        args = bootstrap.args
-        if bootstrap.module_plugins:
-            modules = [importlib.import_module(name) for name in bootstrap.module_plugins]
-            args = args.replace(plugins=[*(args.plugins or ()), *modules])
-        share_threads(mesh.size)
-        resolution = place_device(resolve_args(args), bootstrap.rank)
-        store = joined_store(bootstrap.port, mesh.size, args.distributed_timeout_seconds)
-        serve(resolution, mesh, bootstrap.rank, store, "127.0.0.1")
+        take_place(bootstrap, Mesh.of(bootstrap.args).size, bootstrap.rank, LOCALHOST)
     except BaseException as error:
-        _leave_word(bootstrap, mesh, error)
+        _leave_word(bootstrap, error)
         # Not a return: threads of c10d may wait for ranks that wait for this one.
         os._exit(1)
     os._exit(0)
 
 
-def _leave_word(bootstrap: Bootstrap, mesh: Mesh, error: BaseException) -> None:
-    place = mesh.place(bootstrap.rank)
-    words = f"rank {bootstrap.rank} ({place}) ended: {type(error).__name__}: {error}"
-    if not isinstance(error, ModelbayError):
-        words += "\n" + "".join(traceback.format_exception(error)).rstrip()
-    unfinished = Path(bootstrap.folder, f".error-{bootstrap.rank}")
+def _leave_word(bootstrap: Bootstrap, error: BaseException) -> None:
+    words, unfinished = words_of(bootstrap, error), Path(bootstrap.folder, f".error-{bootstrap.rank}")
     try:
         unfinished.write_text(words)
         unfinished.rename(unfinished.with_name(f"error-{bootstrap.rank}"))

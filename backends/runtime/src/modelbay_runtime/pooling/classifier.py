@@ -13,8 +13,10 @@ from torch import nn
 
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
+from modelbay.weights.matching import ANOTHER_STAGE
 from modelbay.weights.transforms import Ignore
 from modelbay_runtime.api import BuildContext, KVSpec, Step
+from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.layers.embedding import Head
 from modelbay_runtime.layers.linear import Linear
 
@@ -52,11 +54,10 @@ class NativePoolingModel(nn.Module):
 
     reads = "last"
 
-    def __init__(self, inner: Any, score: Linear | None) -> None:
+    def __init__(self, inner: Any, heads: Sequence[str], score: nn.Module | None) -> None:
         super().__init__()
         self._parameters, self._buffers = inner._parameters, inner._buffers
         self._non_persistent_buffers_set = inner._non_persistent_buffers_set
-        heads = [name for name, child in inner._modules.items() if isinstance(child, Head)]
         self._modules.update({name: child for name, child in inner._modules.items() if name not in heads})
         if score is not None:
             self.score = score
@@ -77,7 +78,8 @@ class NativePoolingModel(nn.Module):
 
     def classify(self, hidden: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
         """[n, 1, H] -> [n, C]."""
-        return self.score(hidden[:, -1])
+        logits: torch.Tensor = self.score(hidden[:, -1])
+        return logits
 
     def kv_specs(self) -> Mapping[int, KVSpec]:
         specs: Mapping[int, KVSpec] = self._inner[0].kv_specs()
@@ -93,14 +95,17 @@ def as_pooling_model(module: nn.Module, resolution: Resolution, build: BuildCont
     task, arch = resolution.task, resolution.arch
     if task == "generate" or (arch is not None and task in arch.tasks):
         return module
-    if not any(isinstance(child, Head) for child in module.children()):
+    heads = [name for name, child in module.named_children() if isinstance(child, Head | Absent)]
+    if not heads:
         raise BackendError(f"{type(module).__name__} has no Head among its children, so it cannot be made to {task}.")
-    score = None
-    if task == "classify":
+    score: nn.Module | None = None
+    if task == "classify" and not build.parallel.is_last_stage:
+        score = Absent(ANOTHER_STAGE)
+    elif task == "classify":
         assert resolution.pooling is not None
         assert resolution.pooling.num_labels is not None
         score = Linear(build, resolution.config.hidden_size, resolution.pooling.num_labels)
-    found = NativePoolingModel(module, score)
+    found = NativePoolingModel(module, heads, score)
     found.checkpoint_transforms = (*(arch.transforms if arch else ()), *found.checkpoint_transforms)
     if hasattr(module, "max_positions"):
         found.max_positions = module.max_positions

@@ -27,7 +27,9 @@ def numbered(items: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
         except ModelbayError as error:
             if len(items) == 1:
                 raise
-            raise type(error)(f"prompt {index}: {error.message}", hint=error.hint) from error
+            named = type(error)(f"prompt {index}: {error.message}", hint=error.hint)
+            named.prompt_index = index  # type: ignore[attr-defined]
+            raise named from error
     return found
 
 

@@ -73,11 +73,16 @@ def _compile(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
         raise UsageError(f"structured_outputs: the {_NAMES[kind]} cannot be used: {_first_line(matcher.get_error())}")
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise UsageError(
-            f"structured_outputs: no output can match the {_NAMES[kind]}, or this model's tokenizer cannot spell it "
-            f"({_first_line(matcher.get_error())})."
-        )
+        raise UsageError(f"structured_outputs: no output can begin to match the {_NAMES[kind]}: {reason_of(matcher)}.")
     return matcher
+
+
+def reason_of(matcher: LLMatcher) -> str:
+    """Why a matcher that is in error cannot go on."""
+    reason = _first_line(matcher.get_error())
+    if reason.startswith("NoExtension"):
+        return "nothing is allowed next, or no token of this model spells it"
+    return reason.removesuffix(".")
 
 
 def _json_schema(text: str) -> dict[str, Any]:
@@ -86,8 +91,28 @@ def _json_schema(text: str) -> dict[str, Any]:
         raise ValueError("false allows nothing")
     schema = {} if schema is True else schema
     # The last word on how strictly a schema is read is ours, not the schema's.
-    options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITESPACE}
+    options = {
+        "lenient": False,
+        "coerce_one_of": False,
+        "whitespace_pattern": _WHITESPACE,
+        "json_allow_general_unicode_escapes": not _escapes_would_rename(schema),
+    }
     return {"json_schema": {**schema, "x-guidance": options}}
+
+
+def _escapes_would_rename(schema: Any) -> bool:
+    """Whether some object has named properties and takes others too: there ``"\\u0061"`` would pass as another name than
+    "a", and escape its schema."""
+    pending, seen = [schema], False
+    while pending and not seen:
+        node = pending.pop()
+        if isinstance(node, dict):
+            named = node.keys() & {"properties", "patternProperties"}
+            seen = bool(named) and node.get("additionalProperties") is not False
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node
+    return seen
 
 
 def _regex(text: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from modelbay_runtime.structured.compiler import reason_of
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -68,5 +70,4 @@ class Constraint:
                 self._fail()
 
     def _fail(self) -> None:
-        lines = self._matcher.get_error().strip().splitlines()
-        self.error = lines[0] if lines else "the grammar refused a token"
+        self.error = reason_of(self._matcher)

@@ -25,9 +25,9 @@ def usage(outputs: Iterable[Any]) -> dict[str, Any]:
         prompt += len(output.prompt_token_ids)
         sequences = output.outputs if isinstance(output.outputs, list) else []
         generated += sum(len(sequence.token_ids) for sequence in sequences)
-        if output.metrics is not None:
-            # Of several sequences the later ones find the prompt that the first has computed: that is no saving.
-            cached += min(output.metrics.num_cached_tokens, len(output.prompt_token_ids))
+        if output.metrics is not None and len(sequences) == 1:
+            # Of several sequences the later ones find the prompt that the first has computed: that tells nothing.
+            cached += output.metrics.num_cached_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,

@@ -30,9 +30,7 @@ class CompletionAnswer:
         if self._body.only_echo:
             outputs = [_without_output(output) for output in outputs]
         choices = [
-            self._choice(index, output, sequence)
-            for index, output in enumerate(outputs)
-            for sequence in output.outputs
+            self._choice(index, output, sequence) for index, output in enumerate(outputs) for sequence in output.outputs
         ]
         return {**self._head, "choices": choices, "usage": usage(outputs)}
 
@@ -57,13 +55,13 @@ class CompletionAnswer:
     ) -> dict[str, Any] | None:
         if self._body.logprobs is None or logprobs is None:
             return None
-        ids, positions = list(token_ids), list(logprobs)
+        ids, positions, first = list(token_ids), list(logprobs), ""
         if with_prompt and output.prompt_logprobs is not None:
             ids, positions = [*output.prompt_token_ids, *ids], [*output.prompt_logprobs, *positions]
-        shown = completion_logprobs(ids, positions, self._body.logprobs, offset)
-        if with_prompt and ids:  # the first token has no probability, and still a text
-            shown["tokens"][0] = shown["tokens"][0] or decode(self._model, ids[:1])
-        return shown
+            first = decode(self._model, ids[:1])
+            if not self._prompt_text(output).startswith(first):
+                offset -= len(first)  # a BOS that the tokenizer put before the text
+        return completion_logprobs(ids, positions, self._body.logprobs, offset, first)
 
     def _prompt_text(self, output: Any) -> str:
         return output.prompt if output.prompt is not None else decode(self._model, output.prompt_token_ids)
@@ -85,16 +83,13 @@ class CompletionAnswer:
                         running = usage(latest.values()) if options and options.continuous_usage_stats else None
                         yield {**self._head, "choices": [choice], "usage": running}
         if options is not None and options.include_usage:
-            finished = latest.values()
-            if self._body.only_echo:
-                finished = [_without_output(output) for output in finished]
+            finished = [_without_output(each) if self._body.only_echo else each for each in latest.values()]
             yield {**self._head, "choices": [], "usage": usage(finished)}
 
     def _piece(self, choice_index: int, output: Any, sequence: Any, sent: Sent) -> dict[str, Any] | None:
         first, before = not sent.begun, sent.text
         echo = self._prompt_text(output) if first and self._body.echo else ""
-        if self._body.echo and not first:
-            before += len(self._prompt_text(output))
+        before += len(self._prompt_text(output)) if self._body.echo and not first else 0
         news = sent.news(sequence)
         if not news.shows and news.finish_reason is None and not echo:
             return None

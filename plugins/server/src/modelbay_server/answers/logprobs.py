@@ -19,22 +19,23 @@ def _text(entry: Any) -> str:
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], positions: Iterable[Mapping[int, Any] | None], k: int, offset: int
+    token_ids: Sequence[int], positions: Iterable[Mapping[int, Any] | None], k: int, offset: int, first: str = ""
 ) -> dict[str, Any]:
     """``tokens``, ``token_logprobs``, ``top_logprobs`` and ``text_offset``; null where nothing predicts a token.
 
     Args:
         positions: for each token its entries, the token's own among them.
         k: how many of the likeliest were asked for.
-        offset: characters of text before the first token.
+        offset: characters of text before the first token; below zero for a token that the text does not show.
+        first: the text of a token that nothing predicts.
     """
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token_id, position in zip(token_ids, positions, strict=True):
-        text = "" if position is None else _text(position[token_id])
+        text = first if position is None else _text(position[token_id])
         shown["tokens"].append(text)
         shown["token_logprobs"].append(None if position is None else _number(position[token_id].logprob))
         shown["top_logprobs"].append(None if position is None else _by_text(position, token_id, k))
-        shown["text_offset"].append(offset)
+        shown["text_offset"].append(max(offset, 0))
         offset += len(text)
     return shown
 

@@ -12,7 +12,7 @@ from modelbay_server.answers.chat import ChatAnswer
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.engine_loop import Item
 from modelbay_server.models import ServedModel
-from modelbay_server.schemas.chat import ChatBody
+from modelbay_server.schemas.chat import ChatBody, plain_messages
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import EventStream, until_disconnect
 from modelbay_server.texts import read_chat
@@ -29,7 +29,7 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
 
 async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Response:
     params = body.params(served.resolution.config.generation.get("max_new_tokens"))
-    messages = body.conversation()
+    messages = plain_messages(body.messages)
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.model(served))
         length = sum(len(str(message.get("content"))) for message in messages)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,12 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from modelbay_server.answers.common import new_id, now, pooling_usage
 from modelbay_server.bodies import JsonRoute
-from modelbay_server.engine_loop import Item
-from modelbay_server.models import ServedModel
+from modelbay_server.models import LoadedModel, ServedModel
+from modelbay_server.pooled import Given, pool
 from modelbay_server.schemas.pooling import EmbeddingBody
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import until_disconnect
-from modelbay_server.texts import read_prompts
 
 router = APIRouter(route_class=JsonRoute, tags=["pooling"])
 
@@ -32,14 +29,15 @@ async def embeddings(body: EmbeddingBody, request: Request, state: State) -> Res
 
 
 async def _answer(body: EmbeddingBody, served: ServedModel, state: ServerState) -> Response:
+    from modelbay_runtime.pooling.calls import embed_prompts
+
     params = body.params()
-    async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(state.model(served))
-        length = sum(len(text) for text in body.input)
-        prompts = await state.with_text(length, partial(read_prompts, model, body.input))
-        job = stack.enter_context(model.loop.submit([Item(prompt, params) for prompt in prompts], stream=False))
-        await job.admitted()
-        outputs = await job.results()
+    given = [text if isinstance(text, str) else {"prompt_token_ids": text} for text in body.input]
+
+    def prepare(model: LoadedModel) -> Given:
+        return embed_prompts(model.llm, given, params, prompt_name=body.prompt_name, prompt=None)
+
+    outputs = await pool(served, state, sum(len(text) for text in body.input), prepare)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(output.embedding, body.encoding_format)}
         for index, output in enumerate(outputs)
@@ -49,7 +47,7 @@ async def _answer(body: EmbeddingBody, served: ServedModel, state: ServerState) 
             "id": new_id("embd", body.request_id),
             "object": "list",
             "created": now(),
-            "model": model.name,
+            "model": served.name,
             "data": data,
             "usage": pooling_usage(outputs),
         }

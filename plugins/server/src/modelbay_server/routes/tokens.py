@@ -11,7 +11,7 @@ from modelbay.errors import UsageError
 from modelbay_runtime.engine.prompts import Prompt
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.models import LoadedModel, ServedModel
-from modelbay_server.schemas.chat import ChatBody
+from modelbay_server.schemas.chat import plain_messages, plain_tools
 from modelbay_server.schemas.tokens import DetokenizeBody, TokenizeBody
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import until_disconnect
@@ -41,11 +41,10 @@ def _prompt(body: TokenizeBody, model: LoadedModel) -> Prompt:
         return read_prompts(model, [body.prompt], add_special_tokens=body.add_special_tokens is not False)[0]
     if body.add_special_tokens:
         raise UsageError("add_special_tokens is for a prompt: a chat template writes its special tokens itself.")
-    chat = ChatBody(messages=body.messages or [], tools=body.tools)
     return read_chat(
         model,
-        chat.conversation(),
-        tools=chat.offered_tools,
+        plain_messages(body.messages or ()),
+        tools=plain_tools(body.tools),
         variables=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -74,9 +75,7 @@ class ChatBody(SamplingBody):
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the template gets."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [tool.model_dump(exclude_unset=True) | {"type": "function"} for tool in self.tools]
+        return None if self.tool_choice == "none" else plain_tools(self.tools)
 
     def variables(self) -> dict[str, Any]:
         """What the client says to the template."""
@@ -111,7 +110,8 @@ class ChatBody(SamplingBody):
             raise UsageError("top_logprobs needs logprobs to be true.")
         if isinstance(self.tool_choice, dict) or self.tool_choice == "required":
             raise UsageError("tool_choice must be none or auto: a call cannot be forced.")
-        if self.add_generation_prompt and self.continue_final_message and "add_generation_prompt" in self.model_fields_set:
+        both = self.add_generation_prompt and self.continue_final_message
+        if both and "add_generation_prompt" in self.model_fields_set:
             raise UsageError("add_generation_prompt and continue_final_message exclude each other.")
 
     def _structured(self) -> Any:
@@ -122,13 +122,21 @@ class ChatBody(SamplingBody):
             raise UsageError("response_format of type json_schema needs json_schema.")
         return structured(json=self.response_format.json_schema.schema_)
 
-    def conversation(self) -> list[dict[str, Any]]:
-        """The messages as templates take them: texts, and the arguments of calls as objects.
 
-        Raises:
-            UsageError: a part that is no text.
-        """
-        return [_plain(message, position) for position, message in enumerate(self.messages)]
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates take them: texts, and the arguments of calls as objects.
+
+    Raises:
+        UsageError: a part that is no text, or a call that is none.
+    """
+    return [_plain(message, position) for position, message in enumerate(messages)]
+
+
+def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """Tools as templates take them."""
+    if not tools:
+        return None
+    return [tool.model_dump(exclude_unset=True) | {"type": "function"} for tool in tools]
 
 
 def _plain(message: Message, position: int) -> dict[str, Any]:

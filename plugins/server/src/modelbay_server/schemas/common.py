@@ -95,7 +95,7 @@ class SamplingBody(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_IDS), FailFast()] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_IDS)] | None = None
     bad_words: Annotated[list[str], Field(max_length=MAX_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

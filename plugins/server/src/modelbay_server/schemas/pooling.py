@@ -18,6 +18,7 @@ class EmbeddingBody(Body):
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: str | None = Field(None, description="Which of the model's own prompts is put before each text.")
     truncate_prompt_tokens: int | None = None
     normalize: bool | None = Field(None, description="Scale to length 1; the model's own way if not said.")
 

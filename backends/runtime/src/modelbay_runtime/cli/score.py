@@ -1,0 +1,87 @@
+"""``modelbay score``: how well each of many documents answers a query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from modelbay.cli.interrupt import interrupts_wait
+from modelbay.cli.options import engine_kwargs_from, engine_options
+from modelbay.cli.output import print_json
+from modelbay.errors import UsageError
+from modelbay_runtime.cli.texts import FORMATS, Line, at_its_line, read_lines, windows
+from modelbay_runtime.sampling_params import PoolingParams
+
+_WINDOW = 1024
+
+
+@click.command("score")
+@click.argument("model")
+@click.argument("query")
+@click.option("--documents", required=True, help="File of documents, one a line; - reads standard input.")
+@click.option(
+    "--input-format",
+    type=click.Choice(FORMATS),
+    default="auto",
+    help="Whether a line is a text or a JSON object with text and id; auto goes by the ending .jsonl. [default: auto]",
+)
+@click.option("--top", type=int, help="Only so many best documents, best first; all in their order if not given.")
+@click.option("--truncate", type=int, help="Cut pairs to so many tokens; -1 for as many as the model takes.")
+@click.option("--raw", is_flag=True, help="A cross-encoder's logit, without its activation.")
+@click.option("--json", "as_json", is_flag=True, help="A list of objects: line, score, document.")
+@engine_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: str,
+    query: str,
+    documents: str,
+    input_format: str,
+    top: int | None,
+    truncate: int | None,
+    raw: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Score documents for QUERY with MODEL: a cross-encoder, or a model that embeds (cosine)."""
+    if top is not None and top < 1:
+        raise UsageError(f"--top must be a positive number, got {top}.")
+    params = PoolingParams(truncate_prompt_tokens=truncate, use_activation=False if raw else None)
+    with interrupts_wait():
+        from modelbay_runtime.llm import LLM
+
+    found: list[tuple[float, Line]] = []
+    with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
+        for score, line in _scores(llm, query, documents, input_format, params):
+            if top is None and not as_json:
+                click.echo(f"{score:.6f}\t{line.prompt}")
+                continue
+            found.append((score, line))
+            if top is not None and len(found) >= 2 * top + _WINDOW:
+                found = _best(found, top)
+    if top is not None:
+        found = _best(found, top)
+    if as_json:
+        print_json([{"line": line.number, "score": score, "document": line.prompt} for score, line in found])
+    elif top is not None:
+        for score, line in found:
+            click.echo(f"{score:.6f}\t{line.prompt}")
+
+
+def _scores(
+    llm: Any, query: str, documents: str, input_format: str, params: PoolingParams
+) -> Iterator[tuple[float, Line]]:
+    for window in windows(read_lines(documents, input_format), _WINDOW):
+        texts = [line.prompt for line in window]
+        outputs = at_its_line(
+            documents,
+            window,
+            lambda texts=texts: llm.score(query, texts, params, use_tqdm=False),  # type: ignore[misc]
+        )
+        yield from zip((output.score for output in outputs), window, strict=True)
+
+
+def _best(found: list[tuple[float, Line]], top: int) -> list[tuple[float, Line]]:
+    return sorted(found, key=lambda pair: (-pair[0], pair[1].number))[:top]

@@ -1,0 +1,117 @@
+"""Texts from a file or standard input, one a line or one a JSON object, read as they are needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from modelbay.errors import UsageError
+
+FORMATS = ("auto", "lines", "jsonl")
+_KEYS = ("text", "prompt", "input", "prompt_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One item of input. ``prompt``: as `LLM.embed` takes it; ``id``: the object's own, if it has one; ``size``: in
+    bytes, for progress."""
+
+    number: int
+    prompt: Any
+    id: Any = None
+    size: int = 0
+
+
+def read_lines(name: str, kind: str = "auto") -> Iterator[Line]:
+    """Every line of a file, or of standard input (``-``); an empty one is an empty text, so that line n is row n.
+
+    Args:
+        kind: of `FORMATS`; "auto" takes a file that ends in ``.jsonl`` for JSON objects.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is not what it should be; names it.
+    """
+    as_json = kind == "jsonl" or (kind == "auto" and name.endswith(".jsonl"))
+    with _opened(name) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{_shown(name)}, line {number}: not UTF-8 text (byte {error.start}).") from error
+            prompt, own = _parsed(text, f"{_shown(name)}, line {number}") if as_json else (text, None)
+            yield Line(number, prompt, own, len(raw))
+
+
+def size_of(name: str) -> int | None:
+    """Bytes of a file; None for standard input and what has no size."""
+    size = Path(name).stat().st_size if name != "-" and Path(name).is_file() else 0
+    return size or None
+
+
+def _parsed(text: str, where: str) -> tuple[Any, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {error}.") from error
+    if isinstance(value, str):
+        return value, None
+    key = next((key for key in _KEYS if isinstance(value, dict) and value.get(key) is not None), None)
+    if key is None:
+        raise UsageError(f"{where}: a JSON object with {', '.join(_KEYS[:-1])} or {_KEYS[-1]} was expected.")
+    prompt = {"prompt_token_ids": value[key]} if key == "prompt_token_ids" else value[key]
+    return prompt, value.get("id")
+
+
+def _opened(name: str) -> IO[bytes]:
+    if name == "-":
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb") if _has_descriptor() else sys.stdin.buffer
+    try:
+        return open(name, "rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}.") from error
+
+
+def _has_descriptor() -> bool:
+    """A test's standard input is no file."""
+    try:
+        sys.stdin.fileno()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else name
+
+
+def windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    """So many lines at a time."""
+    found: list[Line] = []
+    for line in lines:
+        found.append(line)
+        if len(found) == size:
+            yield found
+            found = []
+    if found:
+        yield found
+
+
+def at_its_line(name: str, window: list[Line], run: Callable[[], Any]) -> Any:
+    """``run()``; an error about one prompt says which line that was.
+
+    Raises:
+        UsageError: as ``run`` raised it.
+    """
+    try:
+        return run()
+    except UsageError as error:
+        index = getattr(error, "prompt_index", 0 if len(window) == 1 else None)
+        if index is None:
+            raise
+        cause = error.__cause__ if isinstance(error.__cause__, UsageError) else error
+        raise UsageError(f"{_shown(name)}, line {window[index].number}: {cause.message}", hint=cause.hint) from error

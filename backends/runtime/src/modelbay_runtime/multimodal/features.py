@@ -1,0 +1,77 @@
+"""Feature rows of images and audio, kept by content, and put in the place of their tokens' embeddings.
+
+Legend: T tokens of the step, F feature rows of one item, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from modelbay.errors import EngineError
+from modelbay_runtime.multimodal.batch import BatchMedia
+from modelbay_runtime.multimodal.data import MediaItem
+
+#: Moves a host array to the device.
+ToDevice = Callable[[Any], torch.Tensor]
+
+
+class FeatureStore:
+    """What the encoder made of each item, the least recently used first to go.
+
+    Every rank sees the same batches in the same order, so that all keep and compute the same.
+
+    Args:
+        limit_bytes: kept beyond the step that is computed; the items of a step stay for that step, whatever they take.
+    """
+
+    def __init__(self, model: Any, limit_bytes: int) -> None:
+        self.model = model
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+        self.num_encoded = 0
+        self._epoch = 0
+        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def embeds(self, input_ids: torch.Tensor, media: BatchMedia, to_device: ToDevice) -> torch.Tensor:
+        """[T] ids -> [T, H] embeddings, with feature rows in their places."""
+        if media.epoch != self._epoch:
+            self._kept.clear()
+            self.bytes, self._epoch = 0, media.epoch
+        features = [self._features(item, count) for item, count in media.items]
+        self._shrink()
+        rows = to_device(media.rows)
+        # A placeholder's id need not be one that the embedding has.
+        embeds: torch.Tensor = self.model.embed(input_ids.index_fill(0, rows, 0)).clone()
+        for number, found in enumerate(features):
+            mine = media.item_of == number
+            part = found.index_select(0, to_device(media.feature_of[mine]))
+            embeds.index_copy_(0, to_device(media.rows[mine]), part.to(embeds.dtype))
+        return embeds
+
+    def _features(self, item: MediaItem, count: int) -> torch.Tensor:
+        """[F, H], computed once."""
+        found = self._kept.get(item.digest)
+        if found is None:
+            found = self.model.encode_media(item)
+            self.num_encoded += 1
+            self._kept[item.digest] = found
+            self.bytes += found.nbytes
+        self._kept.move_to_end(item.digest)
+        if found.shape[0] != count:
+            raise EngineError(
+                f"{item.kind}: the encoder made {found.shape[0]} rows, and the prompt has {count} tokens for them.",
+                hint="Processor and model do not belong together.",
+            )
+        return found
+
+    def _shrink(self) -> None:
+        while self.bytes > self.limit_bytes:
+            _, gone = self._kept.popitem(last=False)
+            self.bytes -= gone.nbytes

@@ -1,0 +1,76 @@
+"""The language model inside a model with towers for images and audio, and how each of its parts attends."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from modelbay.errors import BackendError
+from modelbay_transformers import dispatch
+from modelbay_transformers.probe_run import configs_of, name_attention
+
+_SDPA, _EAGER = "sdpa", "eager"
+_IMAGE = ("pixel_values", "images", "image_patches")
+_AUDIO = ("input_features", "input_values", "audio_input_values", "audio_values", "audio_input_features", "audio_features")
+
+
+def takes_media(model_class: Any) -> bool:
+    """Whether Transformers lists a class among those that read text together with images or audio, and it does."""
+    from transformers.models.auto import modeling_auto as auto
+
+    mappings = (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    listed = any(model_class.__name__ in mapping.values() for mapping in mappings)
+    return listed and bool(media_kinds(model_class))
+
+
+def media_kinds(model: Any) -> tuple[str, ...]:
+    """"image" and "audio", as far as the forward of Transformers' class takes them."""
+    names = set(inspect.signature(model.forward).parameters)
+    kinds = {"image": _IMAGE, "audio": _AUDIO}
+    return tuple(kind for kind, arguments in kinds.items() if names & set(arguments))
+
+
+def language_model_path(outer: nn.Module) -> str:
+    """The name of the module that turns embeddings into the hidden states that the head of ``outer`` takes.
+
+    Raises:
+        BackendError: it is not to be found, or is the model itself.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        found: Any = outer.get_decoder()  # type: ignore[operator]
+    except Exception as error:
+        raise BackendError(f"{type(outer).__name__} does not say which of its parts is its language model.") from error
+    with_heads = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    while type(found).__name__ in with_heads and found is not outer:
+        inner = found.base_model
+        if inner is found:
+            break
+        found = inner
+    path = next((name for name, module in outer.named_modules() if module is found), None)
+    if not path:
+        raise BackendError(f"{type(outer).__name__} has no part that is its language model alone.")
+    return path
+
+
+def let_towers_attend(outer: nn.Module, path: str) -> None:
+    """The language model attends by the runtime's kernels; towers and projectors by Transformers' own."""
+    language_model = outer.get_submodule(path)
+    served = {id(config) for config in configs_of(language_model)}
+    served |= {id(outer.get_submodule(name).config) for name in _above(path) if hasattr(outer.get_submodule(name), "config")}
+    for module in outer.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal") and id(config) not in served:
+            name = _SDPA if getattr(module, "_supports_sdpa", False) else _EAGER
+            if hasattr(module, "_supports_sdpa") or config._attn_implementation_internal == dispatch.ATTENTION:
+                config._attn_implementation_internal = name
+    name_attention(language_model, dispatch.ATTENTION)
+
+
+def _above(path: str) -> list[str]:
+    """"model.language_model" -> "", "model"."""
+    parts = path.split(".")
+    return [".".join(parts[:depth]) for depth in range(len(parts))]

@@ -1,0 +1,136 @@
+"""Modules that hold a rank's part of what a Transformers model has whole: linears, embeddings, single parameters.
+
+Legend: T tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelbay_runtime.api import BuildContext
+from modelbay_runtime.layers.embedding import Embedding, vocabulary_shard
+from modelbay_runtime.layers.linear import Linear, parameter
+from modelbay_runtime.layout import Section, Shard
+from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT
+
+
+class SlicedLinear(Linear):
+    """One rank's part of a linear, in any of the four styles that Transformers' plans have for one.
+
+    Args:
+        parts: of a colwise one, how many different parts there are, where fewer than ranks.
+        sections: of a colwise one, the sizes of what its output holds one after another, each of which is split.
+        name: its own name in its parent: what sections are called after.
+    """
+
+    def __init__(
+        self,
+        build: BuildContext,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        style: str,
+        name: str,
+        parts: int | None = None,
+        sections: Sequence[int] = (),
+    ) -> None:
+        group = build.parallel.tp
+        parts = parts or group.size
+        by_output = style in (COLWISE, GATHER)
+        local_in = in_features if by_output else in_features // group.size
+        local_out = out_features // parts if by_output else out_features
+        super().__init__(build, local_in, local_out, bias=bias)
+        self.style, self.group = style, group
+        self.adds_here = by_output or group.rank == 0
+        self.start = group.rank * local_in
+        part = group.rank * parts // group.size
+        if by_output and sections:
+            self._cut_sections(name, part, parts, sections)
+        elif by_output:
+            self.shards["weight"] = self.shards["bias"] = Shard(0, part * local_out, local_out, total=out_features)
+        else:
+            self.shards["weight"] = Shard(1, self.start, local_in, total=in_features)
+
+    def _cut_sections(self, name: str, part: int, parts: int, sizes: Sequence[int]) -> None:
+        sections, start = [], 0
+        for index, size in enumerate(sizes):
+            local = size // parts
+            sections.append(Section(f"{name}#{index}", start, local))
+            shard = Shard(0, part * local, local, total=size)
+            self.shards[f"{name}#{index}.weight"] = self.shards[f"{name}#{index}.bias"] = shard
+            start += local
+        self.packed = tuple(sections)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [..., in], of which a rowwise linear is given its part -> [..., out], or its part of a colwise one's."""
+        if self.style == SPLIT_INPUT:
+            x = x.narrow(-1, self.start, self.in_features).contiguous()
+        y = self.partial(x, residual)
+        if self.style == GATHER:
+            return self.group.all_gather(y, -1)
+        return self.group.all_reduce(y) if self.style in (ROWWISE, SPLIT_INPUT) else y
+
+
+class AnyEmbedding(Embedding):
+    """The runtime's embedding, split by tokens, for ids with any leading dimensions."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids.flatten()).unflatten(0, input_ids.shape)
+
+
+def split_embedding(build: BuildContext, outer: nn.Module, base: Any) -> None:
+    """Split the table of tokens of ``base``, if there is one here and nothing else in ``outer`` is the same parameter.
+    A head that is tied to it is the runtime's by now."""
+    embedding: Any = base.get_input_embeddings()
+    weight = getattr(embedding, "weight", None)
+    if build.parallel.tp.size == 1 or not isinstance(embedding, nn.Embedding) or weight is None:
+        return
+    shared = [m for m in outer.modules() if m is not embedding and any(p is weight for p in m._parameters.values())]
+    name = next((name for name, module in outer.named_modules() if module is embedding), None)
+    if name is not None and not shared and weight.dtype == build.dtype:
+        _split_vocabulary(build, outer, name)
+
+
+def _split_vocabulary(build: BuildContext, model: nn.Module, name: str) -> None:
+    """Let the embedding ``name`` hold this rank's tokens.
+
+    One whose class does more than look up (a scale) keeps its code: what it gives for the tokens of other ranks is
+    zeroed, and the sum over ranks is taken.
+    """
+    path, _, child = name.rpartition(".")
+    old: Any = model.get_submodule(name)
+    if type(old) is nn.Embedding:
+        new = AnyEmbedding(build, old.num_embeddings, old.embedding_dim)
+        if "forward" in old.__dict__:  # a stage that holds it for its head alone
+            new.__dict__["forward"] = old.__dict__["forward"]
+        model.get_submodule(path)._modules[child] = new
+        return
+    group, shard = build.parallel.tp, vocabulary_shard(build, old.num_embeddings)
+    old._parameters["weight"] = parameter((shard.size + shard.pad, old.embedding_dim), build.dtype)
+    old.shards = {"weight": shard}
+    old.padding_idx = None  # of training alone, and no row of this rank
+    look_up = old.forward
+
+    def forward(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        rows = input_ids - shard.start
+        elsewhere = (rows < 0) | (rows >= shard.size)
+        found = look_up(rows.masked_fill(elsewhere, 0), *args, **kwargs)
+        return group.all_reduce(found.masked_fill(elsewhere[..., None], 0))
+
+    old.__dict__["forward"] = forward
+
+
+def split_parameter(build: BuildContext, model: nn.Module, name: str, dim: int) -> None:
+    """Let the parameter ``name`` hold this rank's entries along ``dim``."""
+    path, _, key = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    old = module._parameters[key]
+    size, rank = old.shape[dim] // build.parallel.tp.size, build.parallel.tp.rank
+    shape = (*old.shape[:dim], size, *old.shape[dim + 1 :])
+    module._parameters[key] = parameter(shape, old.dtype)
+    module.shards = {**getattr(module, "shards", {}), key: Shard(dim, rank * size, size, total=old.shape[dim])}

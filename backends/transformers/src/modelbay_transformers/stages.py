@@ -1,0 +1,465 @@
+"""One stage of a pipeline (BEHAVIOUR X6): the layers of other stages are left out of Transformers' own code.
+
+The base model's forward runs on every stage as it is. A layer that an earlier stage has hands on what it is given, the
+last of them what that stage sent; the first layer of a later stage ends the forward. So whatever the forward does
+between embedding and layers, or behind them, it does on the stage that it is meant for, and every layer keeps its place
+in the list and its number.
+
+That this is all that one layer gets from another is read off a run on meta: each layer is given the very tensor that
+the one before it gave, and on a later stage nothing that reaches a layer comes from token ids or from what was left out.
+
+Legend: T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from modelbay.errors import BackendError, ConfigError
+from modelbay.plans import Stage, check_pp_plan, place_children, split_stages
+from modelbay.resolve import Resolution
+from modelbay.trace import Trace
+from modelbay.weights.matching import ANOTHER_STAGE
+from modelbay_runtime.layers.absent import Absent
+from modelbay_runtime.parallel.context import ParallelContext
+from modelbay_transformers import dispatch
+from modelbay_transformers.probe import ProbeResult
+from modelbay_transformers.probe_run import TOKENS, NeedsValues, run_on_meta
+
+_FOREIGN = "_modelbay_foreign"
+_Key = int | str
+
+
+class _Stop(Exception):
+    """The forward is done on this stage."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class _StageOutput:
+    """What the forward of a stage that is not the last returns: hidden states [1, T, H]."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+@dataclass(slots=True)
+class PipelineStage:
+    """``received``: [1, T, H] from the stage before, set before each forward; None on the first stage."""
+
+    is_first: bool
+    hidden_size: int
+    received: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _LayerCall:
+    """How a layer is called: where its hidden states are among its arguments, and what it returns besides them."""
+
+    key: _Key
+    rest: tuple[Any, ...] | None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One run of the whole model. ``outputs``: of modules that gave one tensor, the last one's shape and dtype."""
+
+    calls: list[_LayerCall] = field(default_factory=list)
+    before: set[str] = field(default_factory=set)
+    after: set[str] = field(default_factory=set)
+    within: set[str] = field(default_factory=set)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def enter_stage(
+    parallel: ParallelContext,
+    outer: Any,
+    base: Any,
+    prefix: str,
+    config: Any,
+    found: ProbeResult,
+    resolution: Resolution,
+) -> PipelineStage | None:
+    """Leave out of ``base`` what other stages hold; of ``found``, what is left stays. None if there is one stage.
+
+    Raises:
+        BackendError: the model cannot be run in stages, with the reason.
+    """
+    if parallel.mesh.pp == 1:
+        return None
+    if "." in prefix:
+        raise BackendError(
+            f"pipeline_parallel_size = {parallel.mesh.pp}: {type(outer).__name__} reads more than text, and is not run "
+            "in stages."
+        )
+    places = _places(config, base)
+    embedding = base.get_input_embeddings()
+    weight = getattr(embedding, "weight", None)
+    shared = any(p is weight for m in outer.modules() if m is not embedding for p in m._parameters.values())
+    keep = embedding if shared or (not prefix and resolution.config.tie_word_embeddings) else None
+    names = [facts.name for facts in found.attention]
+    stage = build_stage(base, places, parallel, resolution.config.hidden_size, names, keep, resolution.trace)
+    left = {name for name, _ in base.named_modules()}
+    found.attention = [facts for facts in found.attention if facts.name in left]
+    found.linears = {name: inputs for name, inputs in found.linears.items() if name in left}
+    return stage
+
+
+def _places(config: Any, base: nn.Module) -> dict[str, Stage] | None:
+    """What the pipeline plan of the config says, if it has one that fits."""
+    plan = getattr(config, "base_model_pp_plan", None)
+    children = {name: isinstance(child, nn.ModuleList) for name, child in base.named_children()}
+    if not plan:
+        return None
+    try:
+        check_pp_plan(plan, children, "base_model_pp_plan")
+    except ConfigError:
+        return None  # refused before, where it was written for this very model
+    return place_children(plan, children)
+
+
+def leave_out_head(outer: nn.Module, base: nn.Module, prefix: str, parallel: ParallelContext) -> None:
+    """On a stage that is not the last: nothing around the base model."""
+    embedding: Any = base.get_input_embeddings()  # type: ignore[operator]
+    weight = getattr(embedding, "weight", None)
+    names = [name for name, module in outer.named_modules() if module is embedding]
+    for name, child in list(outer.named_children()):
+        if name == prefix:
+            continue
+        tied = weight is not None and getattr(child, "weight", None) is weight and parallel.is_first_stage
+        outer._modules[name] = Absent(ANOTHER_STAGE, f"{names[0]}.weight" if tied and names else None)
+
+
+def build_stage(
+    base: nn.Module,
+    places: Mapping[str, Stage] | None,
+    parallel: ParallelContext,
+    hidden_size: int,
+    attending: Sequence[str],
+    keep: nn.Module | None,
+    trace: Trace,
+) -> PipelineStage:
+    """Leave out of ``base`` what other stages hold.
+
+    Args:
+        places: on which stages each direct child is, by the plan; None if there is no plan.
+        attending: names of the attention modules.
+        keep: an embedding whose weight is also that of a head.
+
+    Raises:
+        BackendError: the model cannot be run in stages, with the reason.
+    """
+    name = _list_of_layers(base, places, attending)
+    layers: Any = base.get_submodule(name)
+    own = split_stages(len(layers), parallel.mesh.pp)[parallel.place.pp_rank]
+    seen = _watch(base, name, hidden_size)
+    stage = PipelineStage(parallel.is_first_stage, hidden_size)
+    tables = dict(base.named_modules())
+    for index, layer in enumerate(layers):
+        if index not in own:
+            _leave_out(layer, f"{name}.{index}", stage, seen.calls[index], index, own)
+    absent = []
+    if not parallel.is_first_stage:
+        for child in _only(base, name, seen.before - seen.after - seen.within, places, "first"):
+            if child in seen.outputs:
+                _give_zeros(tables[child], seen.outputs[child], held=tables[child] is keep and parallel.is_last_stage)
+                absent.append(child)
+    if not parallel.is_last_stage:
+        for child in _only(base, name, seen.after - seen.before - seen.within, places, "last"):
+            _empty(tables[child])
+            absent.append(child)
+        _end_early(base)
+    if not parallel.is_first_stage:
+        _check_independence(base, [layers[index] for index in own], [tables[child] for child in absent])
+    source = "inferred: the list of layers that attend" if places is None else "plan"
+    trace.decide("plan", "stage", f"{name} {own.start} to {own.stop - 1} of {len(layers)}", source)
+    trace.decide("plan", "on other stages", ", ".join(absent) or "nothing besides layers", source)
+    return stage
+
+
+def _list_of_layers(base: nn.Module, places: Mapping[str, Stage] | None, attending: Sequence[str]) -> str:
+    if places is not None:
+        return next(name for name, place in places.items() if place == "split")
+    found = [
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, nn.ModuleList) and any(inner.startswith(f"{name}.") for inner in attending)
+    ]
+    outer = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    if len(outer) != 1:
+        raise BackendError(
+            f"{type(base).__name__} has no pipeline plan, and {len(outer)} lists of layers"
+            f"{': ' + ', '.join(outer) if outer else ''}; one is needed to split it into stages."
+        )
+    return outer[0]
+
+
+# A run of the whole model
+
+
+def _watch(base: nn.Module, name: str, hidden_size: int) -> _Seen:
+    """Run the whole model and see how its layers are called.
+
+    Raises:
+        BackendError: they do not simply follow one another.
+    """
+    layers: Any = base.get_submodule(name)
+    numbers = {layer: index for index, layer in enumerate(layers)}
+    if len(numbers) != len(layers):
+        raise BackendError(f"{name} of {type(base).__name__} has the same layer in several places: no stages.")
+    seen = _Seen()
+    inner = {module for layer in layers for module in layer.modules()}
+    state: dict[str, Any] = {"last": None}
+    hooks: list[Any] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        _check_order(base, name, numbers[module], seen)
+        last = state["last"] if seen.calls else None
+        seen.calls.append(_read_call(base, f"{name}.{numbers[module]}", args, kwargs, last, hidden_size))
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        state["last"], rest = _read_output(f"{name}.{numbers[module]}", output)
+        seen.calls[-1].rest = rest
+
+    def note(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            done = len(seen.calls)
+            place = seen.before if not done else seen.after if done == len(layers) else seen.within
+            place.add(path)
+            if isinstance(output, torch.Tensor):
+                seen.outputs[path] = output.detach()
+
+        return hook
+
+    try:
+        for layer in layers:
+            hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.append(layer.register_forward_hook(leave, with_kwargs=True))
+        for path, module in base.named_modules():
+            if path and module not in inner:
+                hooks.append(module.register_forward_hook(note(path)))
+        _run(base, seen)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(seen.calls) != len(layers):
+        raise BackendError(f"{type(base).__name__} runs {len(seen.calls)} of {len(layers)} {name}: no stages.")
+    return seen
+
+
+def _run(base: nn.Module, seen: _Seen | None = None) -> torch.Tensor:
+    try:
+        with dispatch.attending(base, dispatch.blank):
+            return run_on_meta(base).hidden
+    except NeedsValues:
+        if seen is not None:
+            for entries in (seen.calls, seen.before, seen.after, seen.within, seen.outputs):
+                entries.clear()  # type: ignore[attr-defined]
+        with dispatch.attending(base, dispatch.blank):
+            return run_on_meta(base, values=True).hidden
+
+
+def _check_order(base: nn.Module, name: str, number: int, seen: _Seen) -> None:
+    if number != len(seen.calls):
+        raise BackendError(f"{type(base).__name__} does not run its {name} one after another: no stages.")
+
+
+def _read_call(
+    base: nn.Module, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], last: Any, hidden_size: int
+) -> _LayerCall:
+    given: dict[_Key, Any] = {**dict(enumerate(args)), **kwargs}
+    if last is None:
+        keys = [key for key, value in given.items() if _is_hidden(value, hidden_size)]
+        if len(keys) != 1:
+            raise BackendError(
+                f"{name} of {type(base).__name__} is given {len(keys)} tensors of hidden states; a stage hands on one."
+            )
+        return _LayerCall(keys[0], None)
+    keys = [key for key, value in given.items() if value is last]
+    if not keys:
+        raise BackendError(
+            f"{name} of {type(base).__name__} is not given what the layer before it gives: "
+            "what happens in between is not known to a stage."
+        )
+    return _LayerCall(keys[0], None)
+
+
+def _is_hidden(value: Any, hidden_size: int) -> bool:
+    return (
+        isinstance(value, torch.Tensor) and value.is_floating_point() and tuple(value.shape) == (1, TOKENS, hidden_size)
+    )
+
+
+def _read_output(name: str, output: Any) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    if isinstance(output, torch.Tensor):
+        return output, None
+    if isinstance(output, tuple) and output and isinstance(output[0], torch.Tensor):
+        rest = tuple(None if isinstance(item, torch.Tensor) else item for item in output[1:])
+        return output[0], rest
+    raise BackendError(f"{name} gives {type(output).__name__}, not hidden states: no stages.")
+
+
+# Leaving out
+
+
+def _only(base: nn.Module, layers: str, paths: set[str], places: Mapping[str, Stage] | None, place: Stage) -> list[str]:
+    """The outermost of ``paths`` that have parameters and do not hold the layers; by a plan, those that it names."""
+    holds = {layers[:at] for at in range(len(layers) + 1) if at == len(layers) or layers[at] == "."}
+    found = []
+    for path in sorted(paths, key=lambda path: path.count(".")):
+        child = path.partition(".")[0]
+        if places is not None and (path != child or places.get(child) != place):
+            continue
+        module = base.get_submodule(path)
+        if path in holds or any(path.startswith(f"{other}.") for other in found):
+            continue
+        if any(True for _ in module.parameters()):
+            found.append(path)
+    return found
+
+
+def _empty(module: nn.Module) -> None:
+    """Nothing of it is on this rank; what the model's code reads of its attributes stays."""
+    module._modules.clear()
+    module._parameters.clear()
+    module._buffers.clear()
+    module.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
+
+
+def _leave_out(layer: nn.Module, name: str, stage: PipelineStage, call: _LayerCall, index: int, own: range) -> None:
+    _empty(layer)
+    takes_over, ends = index == own.start - 1, index == own.stop
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        hidden = args[call.key] if isinstance(call.key, int) else kwargs[call.key]
+        if ends:
+            raise _Stop(hidden)
+        if takes_over:
+            hidden = stage.received if stage.received is not None else _nothing_received(hidden)
+        return hidden if call.rest is None else (hidden, *call.rest)
+
+    layer.__dict__["forward"] = forward
+
+
+def _nothing_received(hidden: torch.Tensor) -> torch.Tensor:
+    """While the model is looked at, no stage has sent anything: hidden states from nowhere."""
+    return torch.full(hidden.shape, 0.01, dtype=hidden.dtype, device=hidden.device)
+
+
+def _give_zeros(module: nn.Module, output: torch.Tensor, *, held: bool) -> None:
+    """In the place of what only the first stage computes: zeros, in the shape that it would have.
+
+    Args:
+        held: its parameters are on this rank all the same.
+    """
+    shape, dtype = tuple(output.shape), output.dtype
+    if not held:
+        _empty(module)
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        first = next(item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor))
+        tokens = first.shape[1] if first.dim() > 1 else first.shape[0]
+        return torch.zeros([tokens if size == TOKENS else size for size in shape], dtype=dtype, device=first.device)
+
+    module.__dict__["forward"] = forward
+
+
+def _end_early(base: nn.Module) -> None:
+    forward = base.forward
+
+    @functools.wraps(forward)
+    def ending(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except _Stop as stop:
+            return _StageOutput(stop.hidden)
+
+    base.__dict__["forward"] = ending
+
+
+# Independence
+
+
+def _check_independence(base: nn.Module, own: Sequence[nn.Module], absent: Sequence[nn.Module]) -> None:
+    """Nothing that reaches this stage's layers, or comes out, is made of token ids or of what was left out.
+
+    Raises:
+        BackendError: something is.
+    """
+    names = {module: name for name, module in base.named_modules()}
+
+    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if any(_is_foreign(item) for item in tree_flatten((args, kwargs))[0]):
+            raise BackendError(
+                f"{names[module]} of {type(base).__name__} needs more than the hidden states of the layer before it "
+                "(token ids, or what is computed on the first stage): no stages."
+            )
+
+    def mark_ids(module: nn.Module, args: Any, kwargs: Any) -> None:
+        for item in tree_flatten((args, {k: v for k, v in kwargs.items() if k != "position_ids"}))[0]:
+            _mark(item)
+
+    def mark_output(module: nn.Module, args: Any, output: Any) -> None:
+        _mark(output)
+
+    hooks = [layer.register_forward_pre_hook(check, with_kwargs=True) for layer in own]
+    hooks.append(base.register_forward_pre_hook(mark_ids, with_kwargs=True))
+    hooks += [module.register_forward_hook(mark_output) for module in absent]
+    try:
+        with _following():
+            hidden = _run(base)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if _is_foreign(hidden):
+        raise BackendError(
+            f"{type(base).__name__} adds something of the first stage to what its layers give: no stages."
+        )
+
+
+def _mark(item: Any) -> None:
+    if isinstance(item, torch.Tensor):
+        setattr(item, _FOREIGN, True)
+
+
+def _is_foreign(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and getattr(item, _FOREIGN, False)
+
+
+class _Follow(TorchDispatchMode):
+    """What is made of something foreign is foreign."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func.overloadpacket not in _WITHOUT_VALUES and any(map(_is_foreign, tree_flatten((args, kwargs))[0])):
+            for item in tree_flatten(output)[0]:
+                _mark(item)
+        return output
+
+
+_aten = torch.ops.aten
+_WITHOUT_VALUES = {
+    _aten.new_zeros, _aten.new_ones, _aten.new_full, _aten.new_empty, _aten.zeros_like, _aten.ones_like,
+    _aten.full_like, _aten.empty_like,
+}  # fmt: skip
+
+
+@contextmanager
+def _following() -> Iterator[None]:
+    with _Follow():
+        yield

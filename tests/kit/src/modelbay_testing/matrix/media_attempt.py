@@ -1,0 +1,183 @@
+"""Try one architecture that reads images or audio: tiny, with random inputs, compared with Transformers' own forward.
+
+The batch mixes text alone, one item, and two items with text between and around them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelbay_testing.logits import worst_difference
+from modelbay_testing.matrix.attempt import TOLERANCE, Outcome, _randomize, refusal
+from modelbay_testing.matrix.cases import Case
+from modelbay_testing.matrix.media_inputs import Inputs, item_inputs, vision_of
+from modelbay_testing.matrix.media_run import MediaRequest, MediaRunner
+from modelbay_testing.tiny_configs import FIRST_MEDIA_ID, tiny_config
+
+OUTPUT_TOKENS = 16
+
+
+def media_config(case: Case) -> Any:
+    """A tiny config whose images are small too."""
+    from modelbay_testing.matrix.media_configs import MEDIA
+
+    config = tiny_config(case.model_type, **MEDIA.get(case.model_type, {}))
+    vision = vision_of(config)
+    patch, size = getattr(vision, "patch_size", None), getattr(vision, "image_size", None)
+    if "image_size" not in str(MEDIA.get(case.model_type, {})) and isinstance(patch, int) and isinstance(size, int):
+        vision.image_size = 4 * patch
+    for name in ("audio_config", "encoder_config"):
+        audio = getattr(config, name, None)
+        if getattr(audio, "max_source_positions", None):
+            audio.max_source_positions = 32
+    _share_out_rotary(config, case.architecture)
+    config.architectures = [case.architecture]
+    return config
+
+
+def _share_out_rotary(config: Any, architecture: str) -> None:
+    """Classes with positions in several rows have a default for heads of 128."""
+    import transformers
+
+    base = getattr(transformers, architecture.replace("ForConditionalGeneration", "Model"), None)
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    if hasattr(base, "get_rope_index") and isinstance(rope, dict) and "mrope_section" not in rope:
+        room = int(text.head_dim if getattr(text, "head_dim", None) else text.hidden_size // text.num_attention_heads)
+        room = int(room * rope.get("partial_rotary_factor", 1.0)) // 2
+        text.rope_parameters = {**rope, "mrope_section": [room - 2 * (room // 3), room // 3, room // 3]}
+
+
+def media_reference(config: Any, architecture: str) -> Any:
+    import copy
+
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, architecture)._from_config(copy.deepcopy(config), dtype=torch.float32).eval()
+    _randomize(model)
+    return model
+
+
+def attempt_media(case: Case, folder: Path) -> Outcome:
+    """Try a case in ``folder``; never raises for what a model does."""
+    from modelbay.errors import ModelbayError
+
+    facts = (case.task, case.model_type, case.architecture)
+    try:
+        config = media_config(case)
+        config.save_pretrained(folder)
+        refused = refusal(folder, Case("generate", *facts[1:]))
+        if refused is not None:
+            return Outcome(*facts, "refused", refused)
+        reference = media_reference(config, case.architecture)
+        difference, scale, note = _compare(config, reference, case, folder)
+        matches = difference <= TOLERANCE * max(1.0, scale / 10)
+        outcome, reason = ("matches", "") if matches else ("differs", f"values up to {scale:.3g}")
+        return Outcome(*facts, outcome, reason, float(f"{difference:.0e}"), note=note)
+    except ModelbayError as error:
+        return Outcome(*facts, "fails", f"{type(error).__name__}: {error.message}")
+    except Exception as error:
+        import os
+        if os.environ.get("MEDIA_DEBUG"):
+            import traceback
+            traceback.print_exc()
+        return Outcome(*facts, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _compare(config: Any, reference: Any, case: Case, folder: Path) -> tuple[float, float, str]:
+    from modelbay.resolve import resolve
+    from modelbay_runtime.build import build_model
+    from modelbay_runtime.loading import load_weights
+
+    reference.save_pretrained(folder)
+    config.save_pretrained(folder)
+    resolution = resolve(str(folder), dtype="float32", model_impl="transformers", runner="generate", max_model_len=512)
+    built = build_model(resolution)
+    load_weights(built.module, resolution, device="cpu", dtype=torch.float32)
+    kinds = built.module.media_kinds
+    found = [(kind, *next(item_inputs(reference, config, kind), (None, [], []))) for kind in kinds]
+    usable = [(kind, form, inputs, rows) for kind, form, inputs, rows in found if inputs]
+    if not usable:
+        raise ValueError(f"no inputs could be made for {' and '.join(kinds)}")
+    requests, given = _requests(config, reference, usable)
+    MediaRunner(built.module, built.kv_specs, requests, OUTPUT_TOKENS).run()
+    worst, scale = 0.0, 0.0
+    for request, inputs in zip(requests, given, strict=True):
+        expected = _reference_logits(reference, config, request, inputs)
+        worst = max(worst, worst_difference([torch.stack(request.logits)], [expected]))
+        scale = max(scale, expected.abs().max().item())
+    return worst, scale, ", ".join(form.__name__ for _, form, _, _ in usable)
+
+
+def _requests(config: Any, reference: Any, usable: Any) -> tuple[list[MediaRequest], list[list[tuple[str, Inputs]]]]:
+    """Requests and, of each, its items as (kind, inputs)."""
+    generator = torch.Generator().manual_seed(1)
+
+    def text(n: int) -> list[int]:
+        return torch.randint(3, FIRST_MEDIA_ID, (n,), generator=generator).tolist()
+
+    def one(parts: Sequence[Any]) -> tuple[MediaRequest, list[tuple[str, Inputs]]]:
+        from modelbay_transformers.media import lay_out
+
+        ids, items = [], []
+        for part in parts:
+            if isinstance(part, list):
+                ids += part
+            else:
+                kind, inputs, rows = part
+                span = [placeholder(config, kind)] * len(rows)
+                items.append((kind, inputs, len(ids), span))
+                ids += span
+        media = lay_out(reference, ids, items) if items else None
+        return MediaRequest(ids, media), [(kind, inputs) for kind, inputs, _, _ in items]
+
+    plans = [[text(5)], [text(21)]]
+    for kind, _, inputs, rows in usable:
+        plans.append([text(4), (kind, inputs[0], rows[0]), text(7)])
+        plans.append([text(3), (kind, inputs[1], rows[1]), text(2), (kind, inputs[0], rows[0]), text(5)])
+    pairs = [one(plan) for plan in plans]
+    return [request for request, _ in pairs], [items for _, items in pairs]
+
+
+def placeholder(config: Any, kind: str) -> int:
+    from modelbay_transformers.media import placeholder_id
+
+    found = placeholder_id(config, kind)
+    assert found is not None, f"the config says no id of a placeholder for {kind}"
+    return found
+
+
+def _reference_logits(model: Any, config: Any, request: MediaRequest, items: list[tuple[str, Inputs]]) -> torch.Tensor:
+    """[T + O - 1, V] of Transformers for the whole sequence."""
+    ids = torch.tensor([[*request.ids, *request.output[:-1]]])
+    names = inspect.signature(model.forward).parameters
+    given: dict[str, Any] = {}
+    for name in dict.fromkeys(name for _, inputs in items for name in inputs):
+        dim = 1 if "pixel_attention_mask" in items[0][1] else 0  # [1, images, …]
+        given[name] = torch.cat([inputs[name] for _, inputs in items if name in inputs], dim)
+    if request.media:
+        types = torch.zeros_like(ids)
+        for kind, number in (("image", 1), ("audio", 3)):
+            types[ids == _id_or_none(config, kind)] = number
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in names:
+                given[name] = types
+    for name in ("rope_deltas",):
+        if hasattr(model.base_model, name):
+            setattr(model.base_model, name, None)
+    with torch.inference_mode():
+        return model(input_ids=ids, use_cache=False, **given).logits[0].float()
+
+
+def _id_or_none(config: Any, kind: str) -> int:
+    from modelbay_transformers.media import placeholder_id
+
+    found = placeholder_id(config, kind)
+    return -1 if found is None else found
