@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertTokenizer
 
 from modelbay_testing.tiny import tiny_tokenizer
 
@@ -40,6 +41,23 @@ def test_it_measures(
     assert low <= result["modes"]["auto"]["ratio"] <= high
 
 
+def test_slow_is_the_python_class_for_the_same_vocabulary(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *map(chr, range(33, 127))]
+    words += [f"##{word}" for word in words[5:]]
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    seen = []
+    original = bench.load
+    monkeypatch.setattr(bench, "load", lambda folder, mode: seen.append(original(folder, mode)) or seen[-1])
+    argv = ["x", "--tokenizer", str(tmp_path), "--modes", "hf,slow", "--rounds", "1", "--texts", "3", "--json"]
+    monkeypatch.setattr(sys, "argv", argv)
+    bench.main()
+    assert [tokenizer.is_fast for tokenizer in seen] == [True, False]
+    assert list(json.loads(capsys.readouterr().out)["modes"]) == ["hf", "slow"]
+
+
 def test_modes_take_turns_and_the_first_round_does_not_count(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
@@ -47,7 +65,7 @@ def test_modes_take_turns_and_the_first_round_does_not_count(bench: Any, monkeyp
         return lambda text: calls.append(mode) or {"input_ids": [len(text)]}
 
     monkeypatch.setattr(bench, "load", load)
-    result = bench.measure("x", ["fastokens"], 3, ["a", "b"])
+    result = bench.measure({"hf": "x", "fastokens": "x"}, 3, ["a", "b"])
     assert calls == ["hf"] * 2 + (["hf"] * 2 + ["fastokens"] * 2) * 4
     assert set(result["modes"]) == {"hf", "fastokens"}
 
@@ -55,4 +73,4 @@ def test_modes_take_turns_and_the_first_round_does_not_count(bench: Any, monkeyp
 def test_other_ids_end_the_run(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "load", lambda folder, mode: lambda text: {"input_ids": [mode]})
     with pytest.raises(SystemExit, match="mode fastokens gives other ids"):
-        bench.measure("x", ["fastokens"], 1, ["a"])
+        bench.measure({"hf": "x", "fastokens": "x"}, 1, ["a"])

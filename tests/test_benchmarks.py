@@ -36,7 +36,7 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-compare, loading = load("compare"), load("loading")
+compare, loading, startup = load("compare"), load("loading"), load("startup")
 checkpoints, engines, machine, processes, report, runs = (
     load(f"comparison.{name}") for name in ("checkpoints", "engines", "machine", "processes", "report", "run")
 )
@@ -512,15 +512,16 @@ def test_loads_are_interleaved_and_the_first_does_not_count() -> None:
         return {"seconds": len(asked), "peak_bytes": 0}
 
     measured = loading.measure(fake_load, 2)
-    assert asked == ["modelbay", "safetensors", "hf"] * 3
-    assert [run["seconds"] for run in measured["safetensors"]] == [5, 8]
+    assert asked == ["modelbay", "modelbay-repacked", "safetensors", "hf"] * 3
+    assert [run["seconds"] for run in measured["safetensors"]] == [7, 11]
 
 
 @pytest.mark.parametrize(("peak", "within"), [(135.0, True), (136.0, False)])
 def test_w7_limit_is_the_parameters_and_the_largest_tensor(peak: float, within: bool) -> None:
     ours = [{"seconds": 2.0, "peak_bytes": value, "bytes": 100, "largest_tensor": 20} for value in (110.0, peak)]
     plain = [{"seconds": 1.0, "peak_bytes": 200.0}] * 2
-    result = loading.summarize({"modelbay": ours, "safetensors": plain, "hf": plain})
+    result = loading.summarize({"modelbay": ours, "modelbay-repacked": ours, "safetensors": plain, "hf": plain})
+    assert result["within_time_limit"] is False
     assert result["limit"] == 1.35
     assert result["within_limit"] is within
     assert result["loaders"]["modelbay"]["ratio"]["median"] == 2.0
@@ -540,6 +541,48 @@ def test_one_real_load(checkpoint: Path) -> None:
     assert ours["seconds"] > 0
     with pytest.raises(EngineError, match="loader safetensors ended with code 1"):
         loading.load("safetensors", str(checkpoint), "bfloat17")
+
+
+# --- start-up ----------------------------------------------------------------------------------------------------
+
+
+def test_startup_is_interleaved_and_its_first_round_does_not_count() -> None:
+    asked: list[str] = []
+
+    def fake(command: list[str]) -> Any:
+        asked.append(command[-1])
+        return startup.Cost(cpu=float(len(asked)), wall=2.0)
+
+    groups = [
+        startup.Group("base", "import a", {"one": ["x"]}, limit=1.3),
+        startup.Group("other", "import b", {"two": ["y"]}),
+    ]
+    result = startup.measure(groups, ["large"], 2, 3, fake)
+    assert asked == ["import a", "x", "import b", "y"] * 3 + ["large"] * 3
+    first = result["groups"][0]
+    assert first["commands"]["base"]["cpu"]["values"] == [5.0, 9.0]
+    assert first["commands"]["one"]["cpu"]["values"] == [6.0, 10.0]
+    assert first["commands"]["one"]["ratio"]["median"] == pytest.approx((6 / 5 + 10 / 9) / 2, rel=1e-3)
+    assert first["within_limit"] is True
+    assert "limit" not in result["groups"][1]
+    assert result["large"]["values"] == [2.0] * 3
+    text = report.render("startup", result)
+    assert "| `one` | **1.16** (1.11 to 1.20) | 1.00 | 8.00 | 1.3 |" in text
+    assert "on the meta device: 2.0 s (2.0 to 2.0); the limit is 30 s." in text
+
+
+def test_what_startup_explains_is_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands it times do what their names say, and a process that fails ends the run."""
+    for group in startup.groups(tmp_path):
+        for argv in group.commands.values():
+            if argv[0] == "explain":
+                assert run_cli([*argv, "--json"]) == 0
+                trace = json.loads(capsys.readouterr().out)["trace"]
+                [found] = [one for one in trace if one["question"] == "config class"]
+                assert found["source"].startswith("modelbay-llama" if "llama" in argv[-1] else "transformers ")
+    assert startup.run([sys.executable, "-c", "sum(range(10))"]).cpu > 0
+    with pytest.raises(EngineError, match=r"ended with code 3: out of luck"):
+        startup.run([sys.executable, "-c", "import sys; print('out of luck', file=sys.stderr); sys.exit(3)"])
 
 
 def test_loading_needs_safetensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

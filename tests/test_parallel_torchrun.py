@@ -139,6 +139,7 @@ def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
                 process.wait()
 
 
+@pytest.mark.deep
 def test_d3_two_machines_and_a_cable_that_is_cut(llama: Path, tmp_path: Path) -> None:
     """Both sides end within the timeout, with an error that says what they waited for, and leave no process."""
     if reason := can_make_machines():

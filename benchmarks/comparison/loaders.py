@@ -27,13 +27,13 @@ def main() -> None:
     print(json.dumps({"seconds": seconds, "peak_bytes": status("VmHWM") - before, **facts(loaded)}))
 
 
-def prepare_modelbay(model: str, dtype: str) -> Load:
-    """Through `load_weights`, into the module that the engine would run."""
+def prepare_modelbay(model: str, dtype: str, kernels: str = "torch") -> Load:
+    """Through `load_weights`, into the module that the engine would run; those kernels take weights as they are."""
     from modelbay import resolve
     from modelbay_runtime.build import build_model
     from modelbay_runtime.loading import load_weights
 
-    resolution = resolve(model, dtype=dtype)
+    resolution = resolve(model, dtype=dtype, kernels=kernels)
     built = build_model(resolution)
     context = built.context
 
@@ -42,6 +42,11 @@ def prepare_modelbay(model: str, dtype: str) -> Load:
         return load_weights(built.module, resolution, device=context.device, dtype=context.dtype), built.module
 
     return load
+
+
+def prepare_repacked(model: str, dtype: str) -> Load:
+    """The same with the kernels that are chosen here, each weight in the form that they want."""
+    return prepare_modelbay(model, dtype, kernels="auto")
 
 
 def prepare_safetensors(model: str, dtype: str) -> Load:
@@ -85,6 +90,7 @@ def prepare_hf(model: str, dtype: str) -> Load:
 
 LOADERS: dict[str, Callable[[str, str], Load]] = {
     "modelbay": prepare_modelbay,
+    "modelbay-repacked": prepare_repacked,
     "safetensors": prepare_safetensors,
     "hf": prepare_hf,
 }

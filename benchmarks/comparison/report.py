@@ -43,7 +43,10 @@ def render_all(results: Path = RESULTS) -> str:
 
 def render(name: str, result: Mapping[str, Any]) -> str:
     """One section: what was measured, its tables, and where."""
-    body = _loading(result) if result["kind"] == "loading" else _comparison(result)
+    if result["kind"] == "startup":
+        return "\n\n".join([f"## {name}", *_startup(result), _place(result)])
+    bodies = {"loading": _loading, "parallel": _parallel}
+    body = bodies.get(result["kind"], _comparison)(result)
     return "\n\n".join([f"## {name}", _subject(result), *body, _place(result)])
 
 
@@ -82,8 +85,71 @@ def _loading(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield _table(["loader", "time, ratio", "time, s", "peak memory / parameters"], rows)
     yield (
-        f"The limit for `modelbay`: 1.15 × the parameters and one largest tensor, here {result['limit']:.2f} × "
-        "the parameters."
+        "`modelbay` ends with every parameter in memory, as the others do; `modelbay-repacked` goes on to the form "
+        f"that the chosen kernels multiply fastest. Limits: {result['time_limit']:.2f} × the time of "
+        f"`{result['baseline']}` for `modelbay`; for both, 1.15 × the parameters and one largest tensor of memory, "
+        f"here {result['limit']:.2f} × the parameters."
+    )
+
+
+def _startup(result: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "Commands that run no model, as a ratio of CPU time to an interpreter that only imports what is named (less is "
+        f"better), and of wall time in the same run. Rounds: {result['rounds']}."
+    )
+    rows = [
+        [
+            _code([name])[0] if name != group["baseline"] else name,
+            _ratio(row["ratio"]),
+            _ratio(row["wall_ratio"]),
+            f"{row['cpu']['median']:.2f}",
+            f"{group['limit']:.1f}" if "limit" in group and name != group["baseline"] else "",
+        ]
+        for group in result["groups"]
+        for name, row in group["commands"].items()
+    ]
+    yield _table(["command", "CPU time, ratio", "wall time, ratio", "CPU time, s", "limit"], rows)
+    large = result["large"]
+    yield (
+        "`explain` on DeepSeek-V3's config, its 671 billion parameters built on the meta device: "
+        f"{large['median']:.1f} s ({large['min']:.1f} to {large['max']:.1f}); the limit is {large['limit']:.0f} s."
+    )
+
+
+def _parallel(result: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "Per decoded token at one sequence (rank 0's collectives, and what all stages hand on), beside the least that "
+        "the algorithm needs: two sums of a hidden state per layer, one hidden state per boundary between stages."
+    )
+    rows = [
+        [
+            traffic["mesh"],
+            f"`{name}`",
+            f"{traffic['calls'][name]:g}",
+            f"{traffic['least_calls'].get(name, 0):g}",
+            f"{size:,.0f}",
+            f"{traffic['least_bytes'].get(name, 0):,.0f}",
+        ]
+        for traffic in result["traffic"]
+        for name, size in traffic["bytes"].items()
+    ]
+    yield _table(["mesh", "collective", "calls", "least", "bytes", "least"], rows)
+    yield (
+        "Resident memory at the peak of loading, over the bytes of the rank's parameters; the limit is "
+        f"{result['memory_limit']:g}, and one largest tensor."
+    )
+    memory = [
+        [one["mesh"], str(one["rank"]), f"{one['share'] / 1e6:,.1f}", f"{one['read'] / 1e6:,.1f}",
+         f"**{one['ratio']:.2f}**", f"{result['memory_limit'] + one['largest'] / one['share']:.2f}"]
+        for one in result["memory"]
+    ]  # fmt: skip
+    yield _table(["mesh", "rank", "parameters, MB", "read, MB", "peak / parameters", "limit"], memory)
+    step = result["step"]
+    yield (
+        "A decode step of one sequence, one thread: "
+        f"{step['inline']['median']:.2f} ms in one process, {step['led']['median']:.2f} ms where another rank is led; "
+        f"the executor takes **{step['extra']['median']:.2f} ms** ({step['extra']['min']:.2f} to "
+        f"{step['extra']['max']:.2f}) of each; the limit is {result['step_limit_ms']:g} ms."
     )
 
 

@@ -22,9 +22,13 @@ _LAZY = {
     "LLM": "modelbay_runtime.llm:LLM",
     "SamplingParams": "modelbay_runtime.sampling_params:SamplingParams",
     "PoolingParams": "modelbay_runtime.sampling_params:PoolingParams",
+    "StructuredOutputs": "modelbay_runtime.structured.spec:StructuredOutputs",
 }
 
-__all__ = ["LLM", "PoolingParams", "SamplingParams", "__version__", "architectures", "backends", "hookimpl", "resolve"]
+__all__ = [
+    "LLM", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__", "architectures", "backends", "hookimpl",
+    "resolve",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from modelbay.errors import ConfigError
-from modelbay.plans import STYLES, check_pp_plan, check_tp_plan, name_pattern, unmatched
+from modelbay.errors import ConfigError, UsageError
+from modelbay.plans import (
+    STYLES,
+    check_pp_plan,
+    check_tp_plan,
+    name_pattern,
+    place_children,
+    split_stages,
+    unmatched,
+)
 
 SIDE = (["hidden_states"], ["hidden_states"])
 CHILDREN = {"embed": False, "layers": True, "norm": False, "more_layers": True}
@@ -94,6 +102,39 @@ def test_x6_a_plan_splits_one_list_of_direct_children() -> None:
 def test_x6_a_plan_that_does_not_fit_is_refused(plan: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_pp_plan(plan, CHILDREN, "C.plan")
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [
+        (4, 4, [1, 1, 1, 1]),
+        (5, 4, [1, 2, 1, 1]),
+        (30, 4, [7, 8, 8, 7]),
+        (61, 4, [15, 16, 15, 15]),
+        (7, 4, [2, 2, 2, 1]),
+        (8, 3, [3, 3, 2]),
+        (7, 3, [2, 3, 2]),
+        (3, 2, [2, 1]),
+        (9, 1, [9]),
+    ],
+)
+def test_x6_remainder_layers_go_to_the_middle_stages(layers: int, stages: int, sizes: list[int]) -> None:
+    ranges = split_stages(layers, stages)
+    assert [len(part) for part in ranges] == sizes
+    assert [layer for part in ranges for layer in part] == list(range(layers))
+
+
+def test_d1_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 layers do not divide into pipeline_parallel_size = 4"):
+        split_stages(3, 4)
+
+
+def test_x6_children_live_where_the_plan_names_them() -> None:
+    children = {"embed": False, "rotary_emb": False, "layers": True, "norm": False, "project": False}
+    plan = {"embed": SIDE, "layers": SIDE, "norm": SIDE, "project": SIDE}
+    assert place_children(plan, children) == {
+        "embed": "first", "rotary_emb": "every", "layers": "split", "norm": "last", "project": "last",
+    }  # fmt: skip
 
 
 def test_plans_are_light() -> None:

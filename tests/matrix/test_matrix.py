@@ -20,6 +20,8 @@ SAMPLE = (
     "generate/gpt_oss", "generate/mixtral", "generate/qwen3_moe", "generate/deepseek_v3", "generate/deepseek_v32",
     "generate/llama4_text", "generate/gemma4_text", "generate/bart", "generate/jetmoe",
     "generate/mamba", "generate/zaya", "generate/falcon", "generate/diffllama",
+    "classify/bert", "classify/albert", "classify/xlm-roberta", "classify/eurobert", "classify/qwen2",
+    "classify/gemma2", "classify/gpt2", "classify/deberta",
     "embed/bert", "embed/albert", "embed/modernbert", "embed/xlm-roberta", "embed/qwen2", "embed/mobilebert",
 )  # fmt: skip
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sysconfig
+import time
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from modelbay.errors import TokenizerError
 from modelbay_testing import assets
+from modelbay_testing.python_tokenizer import python_twin
 
 #: Beginnings and ends of blocks, a script each.
 SCRIPTS = [
@@ -132,6 +136,54 @@ def test_t1_ids_are_equal_in_every_mode_on_ten_thousand_texts(load: Any, asset: 
         for text, ids in zip(texts[::20], found[::20], strict=True):
             assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, "alone as in a batch"
             assert tokenizer.decode(ids) == plain.decode(ids)
+
+
+@pytest.mark.deep
+@pytest.mark.real
+def test_t1_ids_of_mode_slow_on_ten_thousand_texts(load: Any, tmp_path: Path, capsys: Any) -> None:
+    """Those of Transformers' Python class; and of its Rust one, but where the two differ on a character's category."""
+    from transformers import AutoTokenizer
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+    source = assets.or_skip(assets.minilm_dir)
+    folder, texts = python_twin(source, tmp_path / "slow"), corpus()
+    tokenizer = load(folder, tokenizer_mode="slow")[0]
+    assert not tokenizer.is_fast
+    start = time.perf_counter()
+    found = ids_of(tokenizer, texts)
+    with capsys.disabled():
+        rate = sum(len(text.encode()) for text in texts) / (time.perf_counter() - start) / 1e6
+        print(f"\nmode slow: {len(texts)} texts at {rate:.2f} MB/s")
+    python = BertTokenizerLegacy.from_pretrained(folder)
+    assert found == ids_of(python, texts)
+    for text, ids in zip(texts[::20], found[::20], strict=True):
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, "alone as in a batch"
+        assert tokenizer.decode(ids) == python.decode(ids)
+    fast = AutoTokenizer.from_pretrained(source)
+    rust = ids_of(fast, texts)
+
+    @functools.cache
+    def category_differs(char: str) -> bool:
+        return ids_of(python, [f"a{char}b"]) != ids_of(fast, [f"a{char}b"])
+
+    differing = [text for text, ours, theirs in zip(texts, found, rust, strict=True) if ours != theirs]
+    odd = {char for text in differing for char in text if category_differs(char)}
+    old = unicodedata.ucd_3_2_0.category  # what changed since then is known to one of the two and not to the other
+    settled = [char for char in odd if not old(char).startswith("C") and old(char) == unicodedata.category(char)]
+    assert not settled, f"{len(settled)} characters that both must know: {settled[:5]}"
+    plain = [text for text in differing if not odd & set(text)]
+    assert not plain, f"{len(plain)} texts without such a character, as {plain[:3]!r}"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "asset",
+    [assets.smollm2_dir, assets.qwen3_tokenizer_dir, assets.deepseek_v3_tokenizer_dir],
+    ids=lambda asset: asset.__name__,
+)
+def test_t1_slow_is_refused_where_there_is_no_python_tokenizer(load: Any, asset: Any) -> None:
+    with pytest.raises(TokenizerError, match="has no Python tokenizer"):
+        load(assets.or_skip(asset), tokenizer_mode="slow")
 
 
 @pytest.mark.real

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modelbay import hookimpl
-from modelbay.errors import PluginError, TokenizerError, TrustError, UsageError
+from modelbay.errors import TokenizerError, TrustError, UnknownNameError, UsageError
 from modelbay.specs import LoadFormatSpec, TokenizerModeSpec
 from modelbay_testing import assets
 from modelbay_testing.tiny import tiny_tokenizer
@@ -100,7 +100,7 @@ def test_t1_mode_of_a_plugin_and_unknown_mode(load, tiny: Path) -> None:
     (tiny / "x.box").write_text((tiny / "tokenizer.json").read_text())
     assert load(tiny, [box_plugin()], tokenizer_mode="box")[0].from_box
     assert not hasattr(load(tiny, [box_plugin()])[0], "from_box")  # the directory has a tokenizer of its own
-    with pytest.raises(PluginError, match="tokenizer_mode 'fast'"):
+    with pytest.raises(UnknownNameError, match="tokenizer_mode 'fast'"):
         load(tiny, tokenizer_mode="fast")
 
 

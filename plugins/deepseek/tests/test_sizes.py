@@ -10,6 +10,8 @@ import pytest
 from modelbay import resolve
 from modelbay_runtime.build import BuiltModel, build_model
 from modelbay_runtime.layers.moe import SparseMoE
+from modelbay_runtime.parallel.holdings import holdings
+from modelbay_runtime.parallel.mesh import Mesh
 
 
 def yarn(mscale: float) -> dict:
@@ -98,3 +100,20 @@ def test_kimi_k2_is_v3_with_other_sizes(tmp_path: Path) -> None:
     assert said["config class"] == "modelbay_deepseek.config.KimiK2Config"
     assert everything / 1e12 == pytest.approx(1.03, abs=0.01)
     assert active / 1e9 == pytest.approx(32, abs=1)
+
+
+def test_official_v3_over_ranks_adds_up(tmp_path: Path) -> None:
+    """D1: what all ranks hold, less copies, is the model; nothing is padded at these sizes."""
+    (tmp_path / "config.json").write_text(json.dumps(V3), encoding="utf-8")
+    resolution = resolve(str(tmp_path), max_model_len=4096, device="cpu")
+    found = holdings(resolution, Mesh(dp=4, pp=2, tp=8, expert_parallel=True))
+    assert found.parameters / 1e9 == pytest.approx(671.03, abs=0.01)
+    assert sum(rank.parameters for rank in found.ranks) - found.copies == found.parameters
+    assert found.padding == 0
+    assert found.active is not None
+    assert found.active.without_embedding / 1e9 == pytest.approx(36.6, abs=0.05)
+    assert found.active.with_embedding / 1e9 == pytest.approx(37.6, abs=0.05)
+    experts = [set(range(*rank.experts)) for rank in found.ranks if rank.experts and rank.stage == 0]
+    assert set.union(*experts) == set(range(256))
+    assert sum(map(len, experts)) == 256
+    assert {rank.kv_bytes for rank in found.ranks} == {576 * 2 * 31, 576 * 2 * 30}  # the latent is whole on each

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from modelbay import LLM
 from modelbay_server.app import create_app
 from modelbay_server.engine_loop import EngineLoop
 from modelbay_server.models import resolve_models
+from modelbay_server.serve import uvicorn_config
 from modelbay_server.settings import ModelSource, ServerSettings
 from modelbay_server.state import ServerState
 from modelbay_testing.tiny import tiny_checkpoint
@@ -53,6 +54,7 @@ class Server:
     url: str
     state: ServerState
     aio: asyncio.AbstractEventLoop
+    _go: threading.Event = field(default_factory=threading.Event)
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=60, **more)
@@ -82,11 +84,27 @@ class Server:
 
     def on_engine(self, fn: Callable[[LLM], Any]) -> Any:
         """``fn(llm)`` on the engine's thread."""
+        return asyncio.run_coroutine_threadsafe(self._call(fn), self.aio).result(60)
 
-        async def call() -> Any:
-            return await self.loop.call(fn)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The engine's thread stands still until `resume`, or the end of the block."""
+        self._go = threading.Event()
+        asyncio.run_coroutine_threadsafe(self._call(lambda llm: self._go.wait(60)), self.aio)
+        try:
+            yield
+        finally:
+            self.resume()
 
-        return asyncio.run_coroutine_threadsafe(call(), self.aio).result(60)
+    def resume(self) -> None:
+        self._go.set()
+
+    @staticmethod
+    def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+        wait_for(condition, seconds)
+
+    async def _call(self, fn: Callable[[LLM], Any]) -> Any:
+        return await self.loop.call(fn)
 
     def wait_until_idle(self) -> None:
         """Until no request is anywhere; fails after some seconds."""
@@ -106,11 +124,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 @contextmanager
-def running(app: Any, **config: Any) -> Iterator[Server]:
+def running(app: Any, settings: ServerSettings) -> Iterator[Server]:
     """``app`` under uvicorn on a free port, until the block ends."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5, **config))
+    server = uvicorn.Server(uvicorn_config(app, settings))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
@@ -121,7 +139,7 @@ def running(app: Any, **config: Any) -> Iterator[Server]:
     thread.start()
     try:
         wait_for(lambda: server.started)
-        scheme = "https" if config.get("ssl_certfile") else "http"
+        scheme = "https" if settings.ssl_certfile else "http"
         yield Server(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", app.state.server, loops[0])
     finally:
         server.should_exit = True
@@ -138,9 +156,9 @@ def serving(
     """A server for these checkpoints (each under its own name, if one is given), its first model loaded."""
     given = [item if isinstance(item, tuple) else (item, str(item)) for item in checkpoints]
     sources = [ModelSource(str(path), (name,), {**ENGINE, **(engine or {})}) for path, name in given]
-    set_up = ServerSettings(**settings)
+    set_up = ServerSettings(**{"shutdown_timeout": 5.0, **settings})
     more: dict[str, Any] = {} if page is None else {"page": page}
-    with running(create_app(set_up, resolve_models(sources, set_up.model_memory), **more)) as server:
+    with running(create_app(set_up, resolve_models(sources, set_up.model_memory), **more), set_up) as server:
         if wait:
             wait_for(lambda: next(server.state.pool.snapshots(), None) is not None)
         yield server
@@ -182,6 +200,12 @@ def offline(tiny: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def tool_template() -> str:
     return TOOL_TEMPLATE
+
+
+@pytest.fixture(name="serving")
+def serving_fixture() -> Callable[..., Any]:
+    """`serving`, for a server that ends before the test does."""
+    return serving
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class Target:
         """The shape of the logical tensor as far as it is known here."""
         if self.sliced:
             dim, sizes = self._dim(), [part.whole_shape() for part in self.sliced]
-            return (*self.shape[:dim], sum(size[dim] for size in sizes), *sizes[0][dim + 1 :])
+            return (*sizes[0][:dim], sum(size[dim] for size in sizes), *sizes[0][dim + 1 :])
         if self.shard is None:
             return self.shape
         size = self.shard.total or self.shard.start + self.shard.size

@@ -66,6 +66,13 @@ class NativeBackend:
         resolution.trace.decide("build", "model class", type(module).__qualname__, owner)
         return as_pooling_model(module, resolution, build)
 
+    def media_processor(self, resolution: Resolution, tokenizer: Any) -> Any:
+        """What the model class's own ``media_processor(resolution, tokenizer)`` makes, a
+        `modelbay_runtime.multimodal.data.MediaProcessor`; None if it has none."""
+        assert resolution.arch is not None, "assess() refuses a model without a native architecture"
+        make = getattr(load_target(resolution.arch.target), "media_processor", None)
+        return None if make is None else make(resolution, tokenizer)
+
     def dry_run(self, resolution: Resolution) -> None:
         from modelbay_runtime.build import build_model
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from modelbay.config import ModelConfig
@@ -19,9 +20,10 @@ from modelbay_transformers import dispatch
 from modelbay_transformers.attention import ServedAttention, StepHolder
 from modelbay_transformers.classes import ModelClasses
 from modelbay_transformers.conversion import leave_out_pooler, read_conversion
+from modelbay_transformers.expert_parallel import divide_experts
 from modelbay_transformers.fuse import fuse_layers, say_fusion
 from modelbay_transformers.heads import PoolerWatch, TransformersForSequenceClassification, check_head
-from modelbay_transformers.language import language_model_path, let_towers_attend
+from modelbay_transformers.language import language_model_path, serve_attention
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
 from modelbay_transformers.multimodal import TransformersForConditionalGeneration
@@ -43,6 +45,7 @@ from modelbay_transformers.tensor_parallel import (
 from modelbay_transformers.trials import replace_norms
 
 
+@torch.inference_mode(False)  # there, operations made of others are seen as one
 def assemble(
     classes: ModelClasses,
     resolution: Resolution,
@@ -62,7 +65,7 @@ def assemble(
     dispatch.register()
     outer_class = classes.head or classes.base
     _check_class(outer_class)
-    outer = _build(outer_class, classes.config, build)
+    outer = _build(outer_class, classes.config, build, None if classes.media else dispatch.ATTENTION)
     hidden_only = classes.head is None and resolution.task != "generate"
     if hidden_only:
         leave_out_pooler(outer)
@@ -81,6 +84,7 @@ def assemble(
         check_head(outer, prefix, pooler.found, found.hidden_size, spec.num_labels)
     room = position_room(base)
     stage = enter_stage(build.parallel, outer, base, prefix, classes.config, found, resolution)
+    divide_experts(build, resolution.plugins, base, resolution.trace)
     holder = StepHolder()
     fusion = fuse_layers(build, resolution.plugins, base, found.attention, holder)
     plan = plan_ranks(build, base, classes.config, found.attention, found.linears, set(fusion.layers), resolution.trace)
@@ -119,7 +123,7 @@ def _check_class(model_class: Any) -> None:
         raise BackendError(f"{model_class.__name__} is no PreTrainedModel, so its attention cannot be set.")
 
 
-def _build(model_class: Any, config: Any, build: BuildContext) -> nn.Module:
+def _build(model_class: Any, config: Any, build: BuildContext, attention: str | None) -> nn.Module:
     """The model on meta. A class whose own file attends in another way may still hold a language model that does not.
 
     Raises:
@@ -127,7 +131,7 @@ def _build(model_class: Any, config: Any, build: BuildContext) -> nn.Module:
     """
     settable = model_class._can_set_attn_implementation()
     try:
-        model = build_on_meta(model_class, config, dispatch.ATTENTION, build.dtype)
+        model = build_on_meta(model_class, config, attention, build.dtype)
         holders: list[Any] = [m for m in model.modules() if hasattr(m, "_can_set_attn_implementation")]
         settable = settable or any(holder._can_set_attn_implementation() for holder in holders)
     except Exception:
@@ -147,7 +151,7 @@ def _prefix(outer: nn.Module, classes: ModelClasses) -> str:
         return ""
     if classes.media:
         path = language_model_path(outer)
-        let_towers_attend(outer, path)
+        serve_attention(outer, path)
         return path
     prefix = getattr(outer, "base_model_prefix", "")
     if prefix in outer._modules:

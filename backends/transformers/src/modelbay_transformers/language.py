@@ -9,9 +9,8 @@ from torch import nn
 
 from modelbay.errors import BackendError
 from modelbay_transformers import dispatch
-from modelbay_transformers.probe_run import configs_of, name_attention
+from modelbay_transformers.probe_run import configs_of
 
-_SDPA, _EAGER = "sdpa", "eager"
 _IMAGE = ("pixel_values", "images", "image_patches")
 _AUDIO = ("input_features", "input_values", "audio_input_values", "audio_values", "audio_input_features", "audio_features")
 
@@ -56,18 +55,26 @@ def language_model_path(outer: nn.Module) -> str:
     return path
 
 
-def let_towers_attend(outer: nn.Module, path: str) -> None:
-    """The language model attends by the runtime's kernels; towers and projectors by Transformers' own."""
+def serve_attention(outer: nn.Module, path: str) -> None:
+    """The language model attends by the runtime's kernels. Towers and projectors were built to attend as Transformers
+    lets them."""
+    for config in language_configs(outer, path):
+        config._attn_implementation_internal = dispatch.ATTENTION
+
+
+def language_configs(outer: nn.Module, path: str) -> list[Any]:
+    """The configs by which masks and attention of the language model are chosen: its own, and those of the modules that
+    hold it, as far as no tower has the same."""
     language_model = outer.get_submodule(path)
-    served = {id(config) for config in configs_of(language_model)}
-    served |= {id(outer.get_submodule(name).config) for name in _above(path) if hasattr(outer.get_submodule(name), "config")}
-    for module in outer.modules():
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation_internal") and id(config) not in served:
-            name = _SDPA if getattr(module, "_supports_sdpa", False) else _EAGER
-            if hasattr(module, "_supports_sdpa") or config._attn_implementation_internal == dispatch.ATTENTION:
-                config._attn_implementation_internal = name
-    name_attention(language_model, dispatch.ATTENTION)
+    found = configs_of(language_model)
+    above = [outer.get_submodule(name) for name in _above(path)]
+    inside = {*language_model.modules(), *above}
+    of_towers = {id(getattr(module, "config", None)) for module in outer.modules() if module not in inside}
+    for module in above:
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal") and id(config) not in of_towers:
+            found.append(config)
+    return list({id(config): config for config in found}.values())
 
 
 def _above(path: str) -> list[str]:

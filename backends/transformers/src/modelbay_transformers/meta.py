@@ -37,8 +37,12 @@ def _elements(shape: Any) -> int:
     return count
 
 
-def build_on_meta(model_class: Any, config: Any, attention: str, dtype: torch.dtype) -> nn.Module:
-    """An instance in eval mode, parameters on meta (shared ones stay shared), buffers real on CPU."""
+def build_on_meta(model_class: Any, config: Any, attention: str | None, dtype: torch.dtype) -> nn.Module:
+    """An instance in eval mode, parameters on meta (shared ones stay shared), buffers real on CPU.
+
+    Args:
+        attention: the name of the function that attends; None: as Transformers chooses, for each part.
+    """
     with ParametersOnMeta():
         model = model_class._from_config(config, attn_implementation=attention, dtype=dtype)
     moved: dict[int, nn.Parameter] = {}

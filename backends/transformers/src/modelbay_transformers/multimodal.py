@@ -25,10 +25,10 @@ from modelbay_transformers.attention import StepHolder
 from modelbay_transformers.beside import Beside
 from modelbay_transformers.gate import Gate
 from modelbay_transformers.item_inputs import BOTH_WAYS, IDS, OWN, PLACES
-from modelbay_transformers.language import media_kinds
+from modelbay_transformers.language import language_configs, media_kinds
 from modelbay_transformers.masks import origin
 from modelbay_transformers.model import TransformersModel
-from modelbay_transformers.probe_run import attention_named
+from modelbay_transformers.probe_run import attention_of
 
 #: Arguments of a language model that say nothing of the tokens, or that are ours to give.
 _OURS = {"inputs_embeds", "input_ids", "position_ids", "attention_mask", "cache", "past_key_values", "cache_position",
@@ -54,6 +54,7 @@ class TransformersForConditionalGeneration(TransformersModel):
         self._set_up(outer.get_submodule(path), kv_specs, holder, position_offset)
         self._outer = (outer,)
         self._gate = Gate(self.base)
+        self._configs = language_configs(outer, path)
         self._names = set(inspect.signature(outer.forward).parameters)
         self._beside = Beside.of(self.base, outer.config)
         self.media_kinds = media_kinds(outer)
@@ -107,7 +108,7 @@ class TransformersForConditionalGeneration(TransformersModel):
             given["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
         outer = self._outer[0]
         try:
-            with attention_named(self.base, dispatch.PROBING):
+            with attention_of(self._configs, dispatch.PROBING):
                 arrived = self._gate.take(outer, **given)
         except (ModelbayError, torch.OutOfMemoryError):
             raise

@@ -6,7 +6,7 @@ Legend: T tokens of the probe, H hidden size.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -142,17 +142,19 @@ def shape_of(value: Any) -> str:
 @contextmanager
 def _experts_pass_through(base: nn.Module) -> Iterator[None]:
     """Experts route by value, and on meta there are none: for the probe they hand their input on."""
-    replaced = []
+    replaced: list[tuple[nn.Module, Any]] = []
     for module in base.modules():
         experts = getattr(module, "experts", None)
         if isinstance(experts, nn.Module):
-            replaced.append(experts)
+            replaced.append((experts, experts.__dict__.get("forward")))
             experts.__dict__["forward"] = lambda hidden_states, *args, **kwargs: torch.zeros_like(hidden_states)
     try:
         yield
     finally:
-        for experts in replaced:
+        for experts, forward in reversed(replaced):
             experts.__dict__.pop("forward", None)
+            if forward is not None:
+                experts.__dict__["forward"] = forward
 
 
 def name_attention(base: nn.Module, name: str) -> None:
@@ -164,9 +166,17 @@ def name_attention(base: nn.Module, name: str) -> None:
 @contextmanager
 def attention_named(base: nn.Module, name: str) -> Iterator[None]:
     """The same for a while."""
-    before = [(config, config._attn_implementation_internal) for config in configs_of(base)]
+    with attention_of(configs_of(base), name):
+        yield
+
+
+@contextmanager
+def attention_of(configs: Iterable[Any], name: str) -> Iterator[None]:
+    """These configs ask for the attention ``name`` for a while."""
+    before = [(config, config._attn_implementation_internal) for config in configs]
     try:
-        name_attention(base, name)
+        for config, _ in before:
+            config._attn_implementation_internal = name
         yield
     finally:
         for config, value in before:

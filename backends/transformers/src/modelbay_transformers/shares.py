@@ -341,6 +341,11 @@ def _product(left: torch.Tensor, right: torch.Tensor, operands: Operands, output
     return second if second and second.dim == last else None
 
 
+def _as_complex(args: Any, kwargs: Any, operands: Operands, output: torch.Tensor, whole: Shape) -> Share | None:
+    tensor, share = operands[0]
+    return share if share.dim < tensor.dim() - 1 else None
+
+
 def _index(args: Any, kwargs: Any, operands: Operands, output: torch.Tensor, whole: Shape) -> Share | None:
     """Picking along the leading dimensions alone, in whole numbers."""
     found = _one(operands)
@@ -368,5 +373,5 @@ _RULES: dict[Any, Callable[..., Share | None]] = {
     **dict.fromkeys((_aten.copy_, _aten.masked_fill, _aten.masked_fill_, _aten.where), _pointwise),
     _aten.permute: _permute, _aten.unsqueeze: _unsqueeze, _aten.squeeze: _squeeze, _aten.expand: _expand,
     _aten.slice: _slice, _aten.select: _select, _aten.unbind: _unbind, _aten.cat: _cat, _aten.stack: _stack,
-    _aten.index: _index,
+    _aten.index: _index, _aten.view_as_complex: _as_complex, _aten.view_as_real: _same,
 }  # fmt: skip

@@ -16,6 +16,7 @@ from modelbay_runtime.layers.embedding import Embedding, vocabulary_shard
 from modelbay_runtime.layers.linear import Linear, parameter
 from modelbay_runtime.layout import Section, Shard
 from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT
+from modelbay_transformers.surgery import input_embedding
 
 
 class SlicedLinear(Linear):
@@ -86,7 +87,7 @@ class AnyEmbedding(Embedding):
 def split_embedding(build: BuildContext, outer: nn.Module, base: Any) -> None:
     """Split the table of tokens of ``base``, if there is one here and nothing else in ``outer`` is the same parameter.
     A head that is tied to it is the runtime's by now."""
-    embedding: Any = base.get_input_embeddings()
+    embedding: Any = input_embedding(outer) or input_embedding(base)
     weight = getattr(embedding, "weight", None)
     if build.parallel.tp.size == 1 or not isinstance(embedding, nn.Embedding) or weight is None:
         return

@@ -34,6 +34,7 @@ from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers import dispatch
 from modelbay_transformers.probe import ProbeResult
 from modelbay_transformers.probe_run import TOKENS, NeedsValues, run_on_meta
+from modelbay_transformers.surgery import input_embedding
 
 _FOREIGN = "_modelbay_foreign"
 _Key = int | str
@@ -107,7 +108,7 @@ def enter_stage(
             "in stages."
         )
     places = _places(config, base)
-    embedding = base.get_input_embeddings()
+    embedding = input_embedding(outer) or input_embedding(base)
     weight = getattr(embedding, "weight", None)
     shared = any(p is weight for m in outer.modules() if m is not embedding for p in m._parameters.values())
     keep = embedding if shared or (not prefix and resolution.config.tie_word_embeddings) else None
@@ -134,7 +135,7 @@ def _places(config: Any, base: nn.Module) -> dict[str, Stage] | None:
 
 def leave_out_head(outer: nn.Module, base: nn.Module, prefix: str, parallel: ParallelContext) -> None:
     """On a stage that is not the last: nothing around the base model."""
-    embedding: Any = base.get_input_embeddings()  # type: ignore[operator]
+    embedding: Any = input_embedding(outer) or input_embedding(base)
     weight = getattr(embedding, "weight", None)
     names = [name for name, module in outer.named_modules() if module is embedding]
     for name, child in list(outer.named_children()):
@@ -176,7 +177,7 @@ def build_stage(
     if not parallel.is_first_stage:
         for child in _only(base, name, seen.before - seen.after - seen.within, places, "first"):
             if child in seen.outputs:
-                _give_zeros(tables[child], seen.outputs[child], held=tables[child] is keep and parallel.is_last_stage)
+                _give_zeros(tables[child], seen.outputs[child], keep if parallel.is_last_stage else None)
                 absent.append(child)
     if not parallel.is_last_stage:
         for child in _only(base, name, seen.after - seen.before - seen.within, places, "last"):
@@ -332,16 +333,23 @@ def _only(base: nn.Module, layers: str, paths: set[str], places: Mapping[str, St
     return found
 
 
-def _empty(module: nn.Module) -> None:
-    """Nothing of it is on this rank; what the model's code reads of its attributes stays."""
-    module._modules.clear()
-    module._parameters.clear()
-    module._buffers.clear()
-    module.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
+def _empty(module: nn.Module, keep: nn.Module | None = None) -> None:
+    """Nothing of it is on this rank, but for ``keep``; what the model's code reads of its attributes stays."""
+    held = keep is not None and any(inner is keep for inner in module.modules())
+    for inner in list(module.modules()):
+        if inner is keep:
+            continue
+        if held and inner._parameters:
+            inner.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
+        inner._parameters.clear()
+        inner._buffers.clear()
+    if not held:
+        module.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
 
 
 def _leave_out(layer: nn.Module, name: str, stage: PipelineStage, call: _LayerCall, index: int, own: range) -> None:
     _empty(layer)
+    layer._modules.clear()
     takes_over, ends = index == own.start - 1, index == own.stop
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -360,15 +368,14 @@ def _nothing_received(hidden: torch.Tensor) -> torch.Tensor:
     return torch.full(hidden.shape, 0.01, dtype=hidden.dtype, device=hidden.device)
 
 
-def _give_zeros(module: nn.Module, output: torch.Tensor, *, held: bool) -> None:
+def _give_zeros(module: nn.Module, output: torch.Tensor, keep: nn.Module | None) -> None:
     """In the place of what only the first stage computes: zeros, in the shape that it would have.
 
     Args:
-        held: its parameters are on this rank all the same.
+        keep: what in it has parameters that are on this rank all the same.
     """
     shape, dtype = tuple(output.shape), output.dtype
-    if not held:
-        _empty(module)
+    _empty(module, keep)
 
     def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
         first = next(item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor))

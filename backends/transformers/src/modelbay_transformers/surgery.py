@@ -29,6 +29,14 @@ def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str])
     return replaced
 
 
+def input_embedding(model: Any) -> Any:
+    """The table of tokens of ``model``, as its class says; None if it does not say."""
+    try:
+        return model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+
+
 class AnyHead(Head):
     """The runtime's head for an input with any leading dimensions."""
 

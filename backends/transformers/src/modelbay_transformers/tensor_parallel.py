@@ -11,6 +11,7 @@ from torch import nn
 from modelbay.errors import BackendError
 from modelbay.trace import Trace
 from modelbay_runtime.api import BuildContext
+from modelbay_runtime.layers.moe import Experts
 from modelbay_transformers.probe import AttentionFacts
 from modelbay_transformers.shares import NotShared
 from modelbay_transformers.simulate import COLWISE, Failed
@@ -66,7 +67,9 @@ def check_something_is_divided(base: nn.Module, build: BuildContext, blocks: boo
 
 
 def _divides_experts(base: nn.Module) -> bool:
-    return any(name.rpartition(".")[2] == "experts" and getattr(m, "shards", None) for name, m in base.named_modules())
+    return any(name.rpartition(".")[2] == "experts" and "forward" in vars(m) for name, m in base.named_modules()) or any(
+        isinstance(m, Experts) for m in base.modules()
+    )
 
 
 def apply_plan(build: BuildContext, base: nn.Module, plan: TensorPlan | None) -> None:

@@ -180,7 +180,7 @@ class _Planner:
                 wide = width > self._linear(name).in_features and width % self.size == 0
                 pair = len(names) > 1 and width % self.size == 0 and self._taken_up(parent, width)
                 if facts is not None:
-                    if width in _head_widths(facts) and self._before(name, facts):
+                    if self._before(name, facts) and (width in _head_widths(facts) or self._unpacks(name, facts)):
                         yield name
                 elif wide or pair:
                     yield name
@@ -193,6 +193,13 @@ class _Planner:
         """Whether the linear is called before the attention that it may be a projection for."""
         order = self.simulation.order
         return order.index(name) < order.index(facts.name)
+
+    def _unpacks(self, name: str, facts: AttentionFacts) -> bool:
+        """Whether it makes something for each head that is not yet a query, key or value, as of latent vectors."""
+        width = self._linear(name).out_features
+        inside = [other for other in self.simulation.order if other.startswith(f"{facts.name}.")]
+        taken_up = any(self._linear(other).in_features == width for other in inside if self._before(other, facts))
+        return width % facts.num_heads == 0 and not taken_up
 
     def _repeat_kv(self, facts: AttentionFacts) -> None:
         """Fewer KV heads than ranks: each is held by several."""

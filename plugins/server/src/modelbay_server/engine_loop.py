@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from modelbay.errors import EngineError, UsageError
-from modelbay_server.errors import ModelUnavailableError
+from modelbay_server.errors import ModelUnavailableError, log_fault
 from modelbay_server.job import Job, Output
 from modelbay_server.stats import EngineStats, engine_stats
 
@@ -141,8 +141,10 @@ class EngineLoop:
             while self.failure is None and self._turn():
                 pass
         except Exception as error:  # ours: what the engine raises is handled where it is called
-            logger.error("the engine's thread ended: %s", type(error).__name__, exc_info=error)
-            self._die(error)
+            log_fault("the engine's thread ended", error)
+            self._die(EngineError("its thread failed; the server's log says where."))
+        while not self._stopping:  # dead: the model stays open, for who is using its tokenizer, and answers no
+            self._take(self._inbox.get())
         llm, self._llm = self._llm, None
         llm.close()
 
@@ -150,17 +152,19 @@ class EngineLoop:
         """Take what has come, then compute one step. False when there is nothing left to do, ever."""
         cpu = time.thread_time()
         while not self._entries or not self._inbox.empty():
-            command = self._inbox.get()
-            if command is None:
-                self._stopping = True
-            else:
-                command()
+            self._take(self._inbox.get())
             if not self._entries:
                 self._look()  # so that who asks while nothing runs sees that nothing runs
                 if self._stopping:
                     return False
         self._step(time.thread_time() - cpu)
         return True
+
+    def _take(self, command: Callable[[], None] | None) -> None:
+        if command is None:
+            self._stopping = True
+        else:
+            command()
 
     def _step(self, cpu_outside: float) -> None:
         began = time.perf_counter()
@@ -192,7 +196,7 @@ class EngineLoop:
             self._to_loop(_publish, news)
 
     def _add(self, job: Job, ids: Sequence[str], items: Sequence[Item], stream: bool) -> None:
-        if self._llm is None:
+        if self._llm is None or self.failure is not None:
             self._to_loop(job.fail, self._gone())
             return
         engine = self._llm.engine
@@ -217,9 +221,12 @@ class EngineLoop:
 
     def _step_failed(self, error: Exception) -> None:
         """End the requests that the error is about. Where it is about none, all; and soon enough, the engine."""
-        expected = isinstance(error, EngineError)
-        logger.error("a step failed: %s", error if expected else type(error).__name__, exc_info=not expected)
-        blamed = [entry.job for name, entry in self._entries.items() if expected and repr(name) in str(error)]
+        if isinstance(error, EngineError):
+            logger.error("a step failed: %s", error)
+        else:
+            log_fault("a step failed", error)
+            error = EngineError("a step of the engine failed; the server's log says where.")
+        blamed = [entry.job for name, entry in self._entries.items() if repr(name) in str(error)]
         if blamed:
             self._end(blamed, _about_request(error))
             return
@@ -236,8 +243,7 @@ class EngineLoop:
     def _gone(self) -> ModelUnavailableError:
         if self.failure is None:
             return ModelUnavailableError("the model was closed.")
-        reason = str(self.failure) if isinstance(self.failure, EngineError) else "a fault that was not expected."
-        return ModelUnavailableError(f"the engine has ended: {reason}")
+        return ModelUnavailableError(f"the engine has ended: {self.failure}")
 
     def _end(self, jobs: Sequence[Job], error: Exception) -> None:
         unique = {id(job): job for job in jobs}

@@ -65,13 +65,17 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def reported(error: Exception) -> ApiError:
-    """`as_api_error`; what nobody expected is logged, with where it happened and without what it said: that may be
-    text of a request."""
+    """`as_api_error`; what nobody expected is logged."""
     api_error = as_api_error(error)
     if api_error.code == "internal_error":
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        logger.error("a request met a fault: %s\n%s", type(error).__name__, frames)
+        log_fault("a request met a fault", error)
     return api_error
+
+
+def log_fault(what: str, error: Exception) -> None:
+    """Where it happened, and not what it said: that may be text of a request."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s: %s\n%s", what, type(error).__name__, frames)
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def serve(settings: ServerSettings, models: list[ServedModel]) -> None:
 
     with log_lines():
         app = create_app(settings, models, on_load_failure=failed)
-        server = uvicorn.Server(_config(app, settings))
+        server = uvicorn.Server(uvicorn_config(app, settings))
         listener = _listen(settings)
         with listener, _signals_end_quietly():
             scheme = "https" if settings.ssl_certfile else "http"
@@ -46,7 +46,8 @@ def serve(settings: ServerSettings, models: list[ServedModel]) -> None:
         raise error if isinstance(error, ModelbayError) else ModelbayError(str(error))
 
 
-def _config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+    """How the application is run. uvicorn's own access log stays off: it would write queries down."""
     return uvicorn.Config(
         app,
         log_config=None,

@@ -30,6 +30,7 @@ class ServerState:
         self.metrics = Metrics(lambda: self.pool.snapshots(), lambda: self.limiter.in_flight)
         self.pool = ModelPool(models, settings.model_memory, self.metrics.observer)
         self._texts = ThreadPoolExecutor(2, thread_name_prefix="text")
+        self._media = ThreadPoolExecutor(4, thread_name_prefix="media")
 
     @asynccontextmanager
     async def model(self, served: ServedModel) -> AsyncIterator[LoadedModel]:
@@ -38,19 +39,23 @@ class ServerState:
             async with self.pool.use(served) as loaded:
                 yield loaded
 
-    async def with_text(self, length: int, fn: Callable[[], Result]) -> Result:
-        """``fn()``, which works on so many characters; beside the event loop where that takes long."""
-        if length <= _INLINE:
+    async def with_text(self, length: int, fn: Callable[[], Result], *, media: bool = False) -> Result:
+        """``fn()``, which works on so many characters; beside the event loop where that takes long.
+
+        ``media``: it fetches and decodes images or audio, in threads of its own: texts do not wait for other hosts.
+        """
+        if length <= _INLINE and not media:
             return fn()
 
         def counted() -> Result:
             with self.metrics.cpu.counted():
                 return fn()
 
-        return await asyncio.get_running_loop().run_in_executor(self._texts, counted)
+        return await asyncio.get_running_loop().run_in_executor(self._media if media else self._texts, counted)
 
     def close(self) -> None:
         self._texts.shutdown(wait=False, cancel_futures=True)
+        self._media.shutdown(wait=False, cancel_futures=True)
 
 
 def server_state(request: Request) -> ServerState:

@@ -52,8 +52,8 @@ def read_chat(
         "continue_final_message": continue_final_message,
         **variables,
     }
-    prompt: Prompt = model.llm.render(messages, tools=tools, **given)
-    if tools and prompt.text == model.llm.render(messages, **given).text:
+    prompt: Prompt = model.llm.render(messages, tools=tools, untrusted=True, **given)
+    if tools and prompt.text == model.llm.render(messages, untrusted=True, **given).text:
         raise UsageError("tools were given, and the model's chat template has no place for them.")
     return prompt
 
@@ -68,7 +68,7 @@ def check_variables(model: LoadedModel, variables: Mapping[str, Any]) -> None:
     if not variables:
         return
     template = template_text(model)
-    meant = {*inspect.signature(render_chat).parameters, "messages", "tools"}
+    meant = {*inspect.signature(render_chat).parameters, "messages", "tools", "untrusted"}
     apply = getattr(model.tokenizer, "apply_chat_template", None)
     meant |= set(inspect.signature(apply).parameters) if apply is not None else set()
     for name in variables:

@@ -17,7 +17,7 @@ from modelbay_runtime.api import KVGroupStep, Step
 from modelbay_runtime.build import BuiltModel, build_model
 from modelbay_runtime.loading import load_weights
 from modelbay_runtime.parallel.context import ParallelContext
-from modelbay_runtime.parallel.mesh import Mesh
+from modelbay_runtime.parallel.mesh import Mesh, Place
 from modelbay_testing.ranks import run_ranks
 
 _BLOCK = 4
@@ -49,14 +49,17 @@ def run_mesh(
     """
     from modelbay import resolve
 
-    def run(context: ParallelContext) -> RankRun:
+    def load(context: ParallelContext) -> RankRun:
         resolution = resolve(str(path), **{"dtype": "float32", "device": "cpu", **arguments})
         built = build_model(resolution, context)
         report = load_weights(built.module, resolution, device="cpu", dtype=built.context.dtype)
-        mine = [list(ids) for i, ids in enumerate(sequences) if i % mesh.dp == context.place.dp_rank]
+        return RankRun(built, report, context, None)
+
+    def run(place: Place) -> None:
+        mine = [list(ids) for i, ids in enumerate(sequences) if i % mesh.dp == place.dp_rank]
         steps = max((len(ids) > decoded) + min(len(ids), decoded) for ids in sequences)
-        logits = _Stage(built, boundaries).run(mine, decoded, steps)
-        return RankRun(built, report, context, logits)
+        rank = ranks[mesh.rank(place)]
+        rank.logits = _Stage(rank.built, boundaries).run(mine, decoded, steps)
 
     boundaries = {
         (dp, stage, tp): queue.Queue[torch.Tensor](1)
@@ -64,7 +67,9 @@ def run_mesh(
         for stage in range(1, mesh.pp)
         for tp in range(mesh.tp)
     }
-    return run_ranks(mesh, run)
+    ranks = run_ranks(mesh, load)  # all of them, before any waits for what another computes
+    run_ranks(mesh, lambda context: run(context.place))
+    return ranks
 
 
 def mesh_logits(

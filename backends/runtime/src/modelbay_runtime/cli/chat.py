@@ -12,9 +12,13 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.errors import UsageError
+from modelbay_runtime.cli.media_options import media_parts, user_message
 from modelbay_runtime.cli.sampling_options import sampling_options, sampling_params_from
 
-_HELP = "/clear forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer."
+_HELP = (
+    "/image PATH and /audio PATH go with the next message, /clear forgets the conversation, /exit (or Ctrl-D) leaves, "
+    "Ctrl-C stops an answer."
+)
 
 
 @click.command("chat")
@@ -43,17 +47,23 @@ def converse(llm: Any, params: Any, beginning: list[dict[str, str]]) -> None:
         with suppress(ImportError):  # line editing and history with the arrow keys, where the platform has it
             import readline  # noqa: F401
         click.echo(_HELP, err=True)
-    messages = list(beginning)
+    messages: list[dict[str, Any]] = list(beginning)
+    parts: list[dict[str, Any]] = []  # images and audio of the next message
     for line in _lines(interactive):
         if line == "/exit":
             return
         if line == "/clear":
-            messages = list(beginning)
+            messages, parts = list(beginning), []
             continue
         if line == "/help":
             click.echo(_HELP)
             continue
-        messages.append({"role": "user", "content": line})
+        command, _, source = line.partition(" ")
+        if command in ("/image", "/audio"):
+            parts += _parts(command[1:], source.strip())
+            continue
+        messages.append(user_message(line, parts))
+        parts = []
         try:
             messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
         except UsageError as error:
@@ -63,6 +73,17 @@ def converse(llm: Any, params: Any, beginning: list[dict[str, str]]) -> None:
         except KeyboardInterrupt:  # before there was an answer to stop
             messages.pop()
             click.echo("(stopped)", err=True)
+
+
+def _parts(kind: str, source: str) -> list[dict[str, Any]]:
+    if not source:
+        click.echo(f"/{kind} takes a path or a URL.", err=True)
+        return []
+    try:
+        return media_parts([source], []) if kind == "image" else media_parts([], [source])
+    except UsageError as error:
+        click.echo(f"error: {error}", err=True)
+        return []
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -82,7 +103,7 @@ def _lines(interactive: bool) -> Iterator[str]:
             yield line
 
 
-def _answer(llm: Any, messages: list[dict[str, str]], params: Any) -> str:
+def _answer(llm: Any, messages: list[dict[str, Any]], params: Any) -> str:
     """Print the answer as it comes and return it; Ctrl-C keeps what has come so far."""
     text = ""
     with closing(llm.stream(llm.render(messages), params)) as stream:

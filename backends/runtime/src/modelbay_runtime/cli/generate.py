@@ -13,6 +13,7 @@ from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json
 from modelbay.errors import EngineError, UsageError
 from modelbay.weights.accounting import LoadReport
+from modelbay_runtime.cli.media_options import media_options, media_parts, user_message, with_media
 from modelbay_runtime.cli.sampling_options import sampling_options, sampling_params_from
 
 
@@ -29,6 +30,7 @@ from modelbay_runtime.cli.sampling_options import sampling_options, sampling_par
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything about each output, as data.")
 @click.option("--verbose", is_flag=True, help="Say what became of every tensor of the checkpoint, on standard error.")
+@media_options
 @sampling_options
 @engine_options
 @click.pass_context
@@ -42,10 +44,13 @@ def command(
     logprobs: int | None,
     as_json: bool,
     verbose: bool,
+    image: Sequence[str],
+    audio: Sequence[str],
     **options: Any,
 ) -> None:
     """Generate text with MODEL: a directory, a file that carries a whole model, or a hub id."""
     texts = _read_prompts(prompts)
+    parts = media_parts(image, audio)
     if system is not None and not as_chat:
         raise UsageError("--system is a message of a conversation: it needs --chat.")
     if logprobs is not None and not as_json:
@@ -59,7 +64,9 @@ def command(
             _print_report(llm.load_report)
         params = sampling_params_from(options, llm.resolution.config.generation, n=n, logprobs=logprobs)
         before = [] if system is None else [{"role": "system", "content": system}]
-        wanted = [llm.render([*before, {"role": "user", "content": text}]) if as_chat else text for text in texts]
+        wanted = [
+            llm.render([*before, user_message(text, parts)]) if as_chat else with_media(text, parts) for text in texts
+        ]
         if len(wanted) == 1 and n == 1 and not as_json:
             _print_stream(llm.stream(wanted[0], params))
             return

@@ -15,6 +15,9 @@ from modelbay_runtime.engine.batch import Batch
 from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.parallel.context import ParallelContext
+from modelbay_runtime.parallel.groups import RankTraffic
+from modelbay_runtime.parallel.mesh import Mesh
+from modelbay_runtime.parallel.sizes import check_mesh
 
 Round = Sequence[Batch | None]
 
@@ -54,6 +57,10 @@ class Executor(Protocol):
         """``fn`` on every rank's module; the results by rank."""
         ...
 
+    def traffic(self) -> list[RankTraffic]:
+        """What every rank gave to others so far, by rank; empty where there are no others."""
+        ...
+
     def close(self) -> None:
         """End the other processes. Idempotent."""
         ...
@@ -86,17 +93,23 @@ class InlineExecutor:
     def apply(self, fn: Callable[[Any], Any]) -> list[Any]:
         return [fn(self.rank.model)]
 
+    def traffic(self) -> list[RankTraffic]:
+        return []
+
     def close(self) -> None:
         """Nothing to end."""
 
 
 def open_executor(resolution: Resolution) -> Executor:
-    """The executor for the sizes that the arguments ask for; the model is loaded when it returns."""
-    from modelbay_runtime.parallel.mesh import Mesh
+    """The executor for the sizes that the arguments ask for; the model is loaded when it returns.
 
+    Raises:
+        UsageError: the model does not divide by them; no process was started.
+    """
     mesh = Mesh.of(resolution.args)
     if mesh.size == 1:
         return InlineExecutor(resolution)
+    check_mesh(resolution.config, mesh)
     from modelbay_runtime.parallel.executor import DistributedExecutor
 
     return DistributedExecutor(resolution, mesh)

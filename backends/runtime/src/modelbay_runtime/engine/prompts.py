@@ -36,7 +36,7 @@ class Prompt:
 
 def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """One prompt or several, as a list. A list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, Mapping, Prompt)):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise UsageError(f"a prompt is a string, a mapping or a list of them, got {type(prompts).__name__}.")
@@ -68,6 +68,8 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int, media: Medi
         UsageError: not a prompt, no tokenizer for a text, ids outside the vocabulary, or images and audio that cannot
             be read or that the model does not take.
     """
+    if isinstance(prompt, Prompt):
+        return prompt
     items: dict[str, list[Any]] = {}
     if isinstance(prompt, Mapping):
         items = _media_items(prompt, media)

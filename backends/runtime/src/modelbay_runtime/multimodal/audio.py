@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import struct
 import wave
 from typing import Any
 
@@ -115,8 +114,10 @@ def _read_wav(data: bytes) -> tuple[np.ndarray, int]:
             frames, channels, width = file.getnframes(), file.getnchannels(), file.getsampwidth()
             _check_length(min(frames, len(data)), channels, file.getframerate())
             content, rate = file.readframes(min(frames, len(data))), file.getframerate()
-    except (wave.Error, EOFError, struct.error, ZeroDivisionError) as error:
-        raise UsageError(f"audio: the WAV file is broken: {error or 'it ends too early'}.") from error
+    except UsageError:
+        raise
+    except Exception as error:  # of any type, on a broken header
+        raise UsageError(f"audio: the WAV file is broken: {str(error) or 'it ends too early'}.") from error
     if len(content) < frames * channels * width:
         raise UsageError(f"audio: the WAV file is cut off: {len(content)} of {frames * channels * width} bytes.")
     return _scaled(content, width).reshape(-1, channels), rate

@@ -19,6 +19,7 @@ from modelbay_runtime.engine.executor import Round
 from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.parallel.channel import Teller
+from modelbay_runtime.parallel.groups import RankTraffic
 from modelbay_runtime.parallel.launch import LOCALHOST, Processes, Started, Torchrun, listening_store
 from modelbay_runtime.parallel.member import Member, place_device, share_threads
 from modelbay_runtime.parallel.mesh import Mesh
@@ -149,6 +150,11 @@ class DistributedExecutor:
             if not fine:
                 raise EngineError(f"the function given to apply_model failed on rank {number}: {result}")
         return [result for _, result in found]
+
+    def traffic(self) -> list[RankTraffic]:
+        with self._explained():
+            self._tell(("traffic",))
+            return self._member.world.gather(self._member.world.traffic())
 
     def _tell(self, command: Any) -> None:
         if self._broken is not None:

@@ -24,6 +24,16 @@ class Traffic:
         self.bytes[name] = self.bytes.get(name, 0) + x.numel() * x.element_size()
 
 
+@dataclass(frozen=True, slots=True)
+class RankTraffic:
+    """What one rank gave to others so far: to the ranks it shares layers with, to those it shares experts with, and,
+    as bytes of hidden states, to the stage after it."""
+
+    tp: Traffic
+    ep: Traffic
+    stage_bytes: int
+
+
 class Group(Protocol):
     """Ranks that hold parts of the same thing."""
 

@@ -40,6 +40,8 @@ def serve(resolution: Resolution, mesh: Mesh, number: int, store: Any, host: str
                 _compute(member, runner, batches, lane)
             case ("clear",):
                 rank.cache.clear()
+            case ("traffic",):
+                member.world.gather(member.world.traffic())
             case ("apply", payload):
                 member.world.gather(applied(payload, rank))
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from modelbay.errors import EngineError, UsageError
 from modelbay_runtime.parallel.context import ParallelContext
-from modelbay_runtime.parallel.groups import Alone, Group, Joined
+from modelbay_runtime.parallel.groups import Alone, Group, Joined, RankTraffic
 from modelbay_runtime.parallel.mesh import Mesh, Place
 
 
@@ -56,7 +56,6 @@ class World:
     Attributes:
         context: what the modules that are built here know of it.
         control: the group over which rank 0 says what to do.
-        traffic: bytes of hidden states that this rank sent to the stage after it.
     """
 
     def __init__(self, mesh: Mesh, rank: int, meeting: Meeting) -> None:
@@ -69,6 +68,7 @@ class World:
         tp = self._own("tp", mesh.tp_groups())
         ep = self._own("ep", mesh.ep_groups())
         self.context = ParallelContext(mesh, self.place, tp, ep)
+        self._beside: Pipe | None = None
 
     def _own(self, name: str, groups: Sequence[Sequence[int]]) -> Group:
         """The group among ``groups`` that this rank belongs to."""
@@ -115,9 +115,18 @@ class World:
         self._host.recv([payload], rank, 1).wait()
         return pickle.loads(payload.numpy().tobytes())
 
+    def traffic(self) -> RankTraffic:
+        """What this rank gave to others so far."""
+        return RankTraffic(self.context.tp.traffic, self.context.ep.traffic, self._pipe_bytes())
+
     def neighbours(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Pipe | None:
         """The stages beside this one; None where there is one stage."""
-        return Pipe(self, self._pipe, hidden_size, dtype, device) if self.mesh.pp > 1 else None
+        if self.mesh.pp > 1:
+            self._beside = Pipe(self, self._pipe, hidden_size, dtype, device)
+        return self._beside
+
+    def _pipe_bytes(self) -> int:
+        return self._beside.sent_bytes if self._beside is not None else 0
 
 
 @dataclass(slots=True)

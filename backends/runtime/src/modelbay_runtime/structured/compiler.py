@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import UsageError
@@ -20,12 +20,16 @@ from modelbay.errors import UsageError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_SECONDS = 20.0
+MAX_SECONDS = 5.0
 #: Of virtual memory: pages that the compiler does not reach are never touched.
 _STACK_BYTES = 256 * 2**20
 _starting = threading.Lock()  # the size of the next thread's stack is a setting of the process
 #: About 1 to 2 kB each. The library's own default would let one hostile expression take half a gigabyte.
 _MAX_LEXER_STATES = 50_000
+#: Of an object's properties, each of which could come next: the library looks at 2000 continuations, four for each.
+_MAX_OPTIONAL = 490
+#: What the expressions of a grammar may cost to read: several times what the longest list of choices does.
+_LEXER_FUEL = 400_000
 _WRAPPER = '%llguidance {"no_forcing": true}\nstart: @output'
 #: What may stand between the parts of a JSON text. It ends, because small models are fond of white space.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
@@ -66,8 +70,10 @@ def _compile(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
         grammar = {"grammars": [{"lark_grammar": _WRAPPER}, {"name": "output", **_SOURCES[kind](text)}]}
         source = json.dumps(grammar)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"structured_outputs: the {_NAMES[kind]} cannot be read: {_first_line(error)}.") from error
-    limits = library.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        raise UsageError(f"structured_outputs: the {_NAMES[kind]} cannot be used: {_first_line(error)}.") from error
+    limits = library.LLParserLimits(
+        max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False
+    )
     matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if matcher.is_error():
         raise UsageError(f"structured_outputs: the {_NAMES[kind]} cannot be used: {_first_line(matcher.get_error())}")
@@ -90,29 +96,39 @@ def _json_schema(text: str) -> dict[str, Any]:
     if schema is False:
         raise ValueError("false allows nothing")
     schema = {} if schema is True else schema
+    objects = [node for node in _nodes(schema) if node.keys() & {"properties", "patternProperties"}]
+    for node in objects:
+        _check_optional(node)
     # The last word on how strictly a schema is read is ours, not the schema's.
-    options = {
-        "lenient": False,
-        "coerce_one_of": False,
-        "whitespace_pattern": _WHITESPACE,
-        "json_allow_general_unicode_escapes": not _escapes_would_rename(schema),
-    }
+    options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITESPACE}
+    if all(node.get("additionalProperties") is False for node in objects):
+        options["json_allow_general_unicode_escapes"] = True
+    else:
+        # An object that has named properties and takes others too would take "\u0061" for another name than "a".
+        options["json_allowed_escapes"] = 'nrbtf\\"'
     return {"json_schema": {**schema, "x-guidance": options}}
 
 
-def _escapes_would_rename(schema: Any) -> bool:
-    """Whether some object has named properties and takes others too: there ``"\\u0061"`` would pass as another name than
-    "a", and escape its schema."""
-    pending, seen = [schema], False
-    while pending and not seen:
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object of the JSON text: all schemas in it, and a few that are none."""
+    pending = [schema]
+    while pending:
         node = pending.pop()
         if isinstance(node, dict):
-            named = node.keys() & {"properties", "patternProperties"}
-            seen = bool(named) and node.get("additionalProperties") is not False
+            yield node
             pending += node.values()
         elif isinstance(node, list):
             pending += node
-    return seen
+
+
+def _check_optional(node: dict[str, Any]) -> None:
+    properties, required = node.get("properties"), node.get("required")
+    if isinstance(properties, dict):
+        count = len(properties) - (len(required) if isinstance(required, list) else 0)
+        if count > _MAX_OPTIONAL:
+            raise ValueError(
+                f"an object has {count:,} properties that are not required, and at most {_MAX_OPTIONAL} may be"
+            )
 
 
 def _regex(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from modelbay_server.answers.chat import ChatAnswer
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.engine_loop import Item
 from modelbay_server.models import ServedModel
-from modelbay_server.schemas.chat import ChatBody, plain_messages
+from modelbay_server.schemas.chat import ChatBody, has_media, plain_messages
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import EventStream, until_disconnect
 from modelbay_server.texts import read_chat
@@ -42,7 +42,7 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Re
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        prompt = await state.with_text(length, read)
+        prompt = await state.with_text(length, read, media=has_media(messages))
         job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
         await job.admitted()
         answer = ChatAnswer(body, model)

@@ -11,7 +11,7 @@ from modelbay.errors import UsageError
 from modelbay_runtime.engine.prompts import Prompt
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.models import LoadedModel, ServedModel
-from modelbay_server.schemas.chat import plain_messages, plain_tools
+from modelbay_server.schemas.chat import has_media, plain_messages, plain_tools
 from modelbay_server.schemas.tokens import DetokenizeBody, TokenizeBody
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import until_disconnect
@@ -29,7 +29,8 @@ async def tokenize(body: TokenizeBody, request: Request, state: State) -> Respon
 async def _tokenize(body: TokenizeBody, served: ServedModel, state: ServerState) -> Response:
     async with state.model(served) as model:
         length = len(body.prompt or "") + sum(len(str(message.content)) for message in body.messages or ())
-        ids = (await state.with_text(length, lambda: _prompt(body, model))).token_ids
+        media = has_media(plain_messages(body.messages or ()))
+        ids = (await state.with_text(length, lambda: _prompt(body, model), media=media)).token_ids
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.llm.engine.max_model_len, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = model.tokenizer.convert_ids_to_tokens(ids)

@@ -12,6 +12,9 @@ from modelbay.errors import UsageError
 from modelbay_runtime.sampling_params import SamplingParams
 from modelbay_server.schemas.common import SamplingBody, check_total, structured
 
+#: Parts of a message that are no text.
+_MEDIA = ("image_url", "input_audio", "audio_url")
+
 
 class Message(BaseModel):
     """One message. Fields beyond these reach the chat template as they are."""
@@ -124,10 +127,11 @@ class ChatBody(SamplingBody):
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates take them: texts, and the arguments of calls as objects.
+    """Messages as templates take them: texts, parts where there are images or audio, and the arguments of calls as
+    objects.
 
     Raises:
-        UsageError: a part that is no text, or a call that is none.
+        UsageError: a part that is none of those that are known, or a call that is none.
     """
     return [_plain(message, position) for position, message in enumerate(messages)]
 
@@ -142,7 +146,9 @@ def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
 def _plain(message: Message, position: int) -> dict[str, Any]:
     plain = message.model_dump(exclude_unset=True)
     if isinstance(message.content, list):
-        plain["content"] = "\n".join(_part_text(part, position) for part in message.content)
+        parts = [_part(part, position) for part in message.content]
+        if all(part["type"] == "text" for part in parts):
+            plain["content"] = "\n".join(part["text"] for part in parts)
     elif message.content is None:
         plain["content"] = ""
     if message.tool_calls is not None:
@@ -150,11 +156,17 @@ def _plain(message: Message, position: int) -> dict[str, Any]:
     return plain
 
 
-def _part_text(part: dict[str, Any], position: int) -> str:
+def has_media(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether messages, as `plain_messages` gives them, have images or audio."""
+    return any(isinstance(message.get("content"), list) for message in messages)
+
+
+def _part(part: dict[str, Any], position: int) -> dict[str, Any]:
     kind, text = part.get("type"), part.get("text")
-    if kind != "text" or not isinstance(text, str):
-        raise UsageError(f"message {position} has a part of type {str(kind)[:100]!r}; this model takes texts only.")
-    return text
+    if kind not in ("text", *_MEDIA) or (kind == "text" and not isinstance(text, str)):
+        known = ", ".join(("text", *_MEDIA))
+        raise UsageError(f"message {position} has a part of type {str(kind)[:100]!r} or without its text: {known}.")
+    return part
 
 
 def _plain_call(call: dict[str, Any], position: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Try one architecture: build it tiny, run it, compare it with Transformers' own forward.
 
-Legend: T tokens, H hidden size, V vocabulary.
+Legend: T tokens, H hidden size, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def arguments(case: Case) -> dict[str, Any]:
     runner = "generate" if case.task == "generate" else "pooling"
     return {
         "dtype": "float32", "model_impl": "transformers", "runner": runner, "max_model_len": 256,
-        "kv_cache_memory_bytes": 1 << 24, "max_num_batched_tokens": 64 if case.task == "generate" else 256,
+        "kv_cache_memory_bytes": 1 << 24, "max_num_batched_tokens": 256 if case.task == "embed" else 64,
     }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _compare(case: Case, config: Any, folder: Path) -> tuple[float, float]:
     """The largest difference, and the largest absolute value of the reference."""
     import torch
 
-    from modelbay import LLM
+    from modelbay import LLM, PoolingParams
 
     reference = _reference(case, config)
     _randomize(reference)
@@ -121,6 +121,10 @@ def _compare(case: Case, config: Any, folder: Path) -> tuple[float, float]:
         if case.task == "generate":
             runs = engine_logits(llm, prompts, _OUTPUT_TOKENS)
             tokens, found = [ids[:-1] for ids, _ in runs], [logits for _, logits in runs]
+        elif case.task == "classify":
+            params = PoolingParams(use_activation=False)
+            classes = llm.classify([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+            tokens, found = prompts, [torch.tensor(output.probs) for output in classes]
         else:
             outputs = llm.encode([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
             tokens, found = prompts, [output.hidden_states.float().cpu() for output in outputs]
@@ -147,7 +151,7 @@ def _reference(case: Case, config: Any) -> Any:
 
 
 def _forward(model: Any, sequences: Sequence[Sequence[int]]) -> list[Any]:
-    """Logits [T, V] or hidden states [T, H] of whole sequences, one at a time."""
+    """Logits [T, V] (of a classifier [C]) or hidden states [T, H] of whole sequences, one at a time."""
     import torch
 
     rows = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Task -> what a row of it is compared on.
-TASKS = {"generate": "logits", "embed": "hidden states"}
+TASKS = {"generate": "logits", "embed": "hidden states", "classify": "a classifier's logits"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,20 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every causal language model, and every base model that reads text both ways."""
-    return causal_models() + text_encoders()
+    """Every causal language model, every base model that reads text both ways, and every classifier of text."""
+    return causal_models() + text_encoders() + classifiers()
 
 
 def causal_models() -> list[Case]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return [Case("generate", model_type, name) for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()]
+
+
+def classifiers() -> list[Case]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES
+
+    return [Case("classify", model_type, name, (("num_labels", 3),)) for model_type, name in NAMES.items()]
 
 
 def text_encoders() -> list[Case]:

@@ -10,7 +10,7 @@ from typing import Any
 from modelbay_testing.matrix.attempt import Outcome
 
 #: Fewer matches than this are a regression whatever else a run says.
-AT_LEAST = {"generate": 130, "embed": 30}
+AT_LEAST = {"generate": 130, "embed": 30, "classify": 60}
 _INTRODUCTION = """\
 # Supported models
 
@@ -21,14 +21,18 @@ attention, cache and batching (`model_impl="transformers"`; `auto` takes it wher
 
 For the latter, every architecture of Transformers {version} was made tiny with random weights and run in float32: a
 batch of mixed lengths, prompts in chunks, then token by token through the cache. It matches if no logit (of an encoder:
-no hidden state) differs from Transformers' own forward by more than 1e-4, or by 1e-5 of the largest value where that is
+no hidden state; of a classifier: no logit of a class) differs from Transformers' own forward by more than 1e-4, or by 1e-5 of the largest value where that is
 more. What does not match is refused before weights are loaded, for the reason given here. `modelbay list-archs --all`
 shows the same list; `modelbay explain MODEL` probes the model at hand, with its own config.
 
 Custom models that a repository brings are checked in the same way when they are loaded: see
 [Run a custom model](how-to/custom-models.md).
 """
-_TITLES = {"generate": "Text generation", "embed": "Text encoders (hidden states, embedding)"}
+_TITLES = {
+    "generate": "Text generation",
+    "embed": "Text encoders (hidden states, embedding)",
+    "classify": "Sequence classification and reward models",
+}
 
 
 def to_data(outcomes: Iterable[Outcome], transformers: str) -> dict[str, Any]:
