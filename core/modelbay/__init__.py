@@ -26,8 +26,8 @@ _LAZY = {
 }
 
 __all__ = [
-    "LLM", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__", "architectures", "backends", "hookimpl",
-    "resolve",
+    "LLM", "PoolingParams", "SamplingParams", "StructuredOutputs", "__version__", "architectures", "backends",
+    "hookimpl", "resolve",
 ]  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def files_of(root):
 def resolution(root, *, tied=False, transforms=(), plugins=(), **args):
     config = SimpleNamespace(
         tie_word_embeddings=tied, num_layers=LAYERS, num_heads=2, num_kv_heads=1, head_size=4, sources={},
-        quantization=None,
+        quantization=None, backbone_dtypes={},
         get=lambda key, default=None: default,
     )  # fmt: skip
     return SimpleNamespace(
@@ -568,7 +568,7 @@ def test_w7_peak_memory_while_loading(tmp_path, format, disk):
             layer.weight = nn.Parameter(torch.empty({side}, 4 * {side}, dtype=torch.bfloat16, device="meta"))
             model.add_module(f"layer{{i}}", layer)
         config = SimpleNamespace(
-            tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, get=lambda *a: None
+            tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, backbone_dtypes={{}}, get=lambda *a: None
         )
         files = ModelFiles("x", "local", root, tuple(path.name for path in root.iterdir()))
         what = SimpleNamespace(args=EngineArgs.create("x"), plugins=load_plugins([]), files=files, config=config,

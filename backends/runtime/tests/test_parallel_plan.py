@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from torch import nn
 
 from modelbay import resolve
-from modelbay.cli.main import main
+from modelbay.cli.main import run
 from modelbay.errors import PluginError
 from modelbay.specs import ArchSpec
 from modelbay_runtime.build import build_model
@@ -103,28 +102,27 @@ def test_active_parameters_by_their_formula(model: Any) -> None:
     assert f"{experts:,} of experts × (8 - 3) / 8" in active.formula
 
 
-def plan(*arguments: str) -> Any:
-    return CliRunner().invoke(main, ["plan", *arguments])
+def test_the_command_says_who_holds_what(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*arguments: str) -> str:
+        assert run(["plan", model(**DEEPSEEK), *arguments]) == 0
+        return capsys.readouterr().out
 
-
-def test_the_command_says_who_holds_what(model: Any) -> None:
-    path = model(**DEEPSEEK)
-    text = plan(path, "--tp", "2", "--pp", "2", "--ep").output
+    text = plan("--tp", "2", "--pp", "2", "--ep")
     assert "4 ranks = 1 replicas × 2 stages × 2 shares, experts over 2" in text
     assert "rank 0: layers 3-4, experts 0-3, norm, lm_head, tokens 0-65;" in text
     assert "rank 3: layers 0-2, experts 4-7, embed_tokens, tokens 66-130;" in text
-    data = json.loads(plan(path, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--json").output)
+    data = json.loads(plan("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--json"))
     assert sum(rank["parameters"] for rank in data["ranks"]) == data["held"]
     assert [rank["experts"] for rank in data["ranks"]] == [None] * 4  # each of them is sliced
-    many = plan(path, "--dp", "8", "--tp", "1", "--pp", "5", "--ep").output
+    many = plan("--dp", "8", "--pp", "5", "--ep")
     assert "stage 4, each of 8 ranks: layers 4-4, 1 experts, norm, lm_head;" in many
 
 
-def test_the_command_refuses_what_does_not_divide(model: Any) -> None:
-    result = plan(model(**DEEPSEEK), "--tp", "3", "--dp", "3", "--ep")
-    assert result.exit_code == 2
-    assert "num_attention_heads 8 is not divisible by 3" in result.output
-    assert "8 experts are not divisible by data_parallel_size × tensor_parallel_size = 3 × 3 = 9" in result.output
+def test_the_command_refuses_what_does_not_divide(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", model(**DEEPSEEK), "--tp", "3", "--dp", "3", "--ep"]) == 2
+    error = capsys.readouterr().err
+    assert "num_attention_heads 8 is not divisible by 3" in error
+    assert "8 experts are not divisible by data_parallel_size × tensor_parallel_size = 3 × 3 = 9" in error
 
 
 def test_x5_explain_shows_every_parameter_s_style(model: Any) -> None:
@@ -137,6 +135,14 @@ def test_x5_explain_shows_every_parameter_s_style(model: Any) -> None:
     assert shown["layers.*.mlp.experts.gate_proj"][0].startswith("packed_colwise, 16 of 32 along dimension 1")
     assert shown["embed_tokens.weight"][0] == "embedding_rowwise, 66 of 131 along dimension 0 of [131, 64]"
     assert all(source for _, source in shown.values())
+
+
+def test_x5_explain_shows_experts_that_are_split_by_number(model: Any) -> None:
+    resolution = resolve(model(**DEEPSEEK), tensor_parallel_size=2, enable_expert_parallel=True, device="cpu")
+    build_model(resolution)
+    shown = {d.question: d.answer for d in resolution.trace.decisions if d.stage == "plan"}
+    assert shown["layers.*.mlp.experts.down_proj"] == "grouped_gemm, 4 of 8 along dimension 0 of [8, 64, 32]"
+    assert shown["layers.*.mlp.shared_experts.down_proj.weight"].startswith("rowwise, 16 of 32")
 
 
 def test_a_declared_plan_that_the_layers_do_not_follow_is_refused(model: Any) -> None:

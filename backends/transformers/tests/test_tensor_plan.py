@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from modelbay.errors import BackendError
 from modelbay.trace import Trace
 from modelbay_testing.tiny_configs import tiny_config
 from modelbay_transformers import dispatch
@@ -150,8 +148,8 @@ def test_x5_nothing_to_divide_is_left_whole() -> None:
     assert not styles
 
 
-def test_x5_a_rowwise_linear_that_does_not_divide_is_an_error() -> None:
-    base = base_of("bert", intermediate_size=130)
-    with pytest.raises(BackendError, match="130 features, which 4 ranks do not divide") as error:
-        plan_of(base, size=4)
-    assert "output.dense" in str(error.value)
+def test_x5_widths_that_do_not_divide_are_whole_and_say_so() -> None:
+    plan, styles, _ = plan_of(base_of("llama", intermediate_size=130, num_key_value_heads=4), size=4)
+    assert last(styles)["gate_proj"] == last(styles)["down_proj"] == WHOLE
+    assert last(styles)["q_proj"] == COLWISE
+    assert "do not divide over 4" in plan.reasons["layers.*.mlp.gate_proj"]

@@ -83,11 +83,12 @@ class SplitParameter(Exception):
 
 
 class Failed(Exception):
-    """The model's code raises with shares: ``where`` is the module that it was in."""
+    """The model's code raises with shares: ``where`` is the module that it was in, ``latest`` the linear that gave the
+    latest share."""
 
-    def __init__(self, where: str, reason: str) -> None:
+    def __init__(self, where: str, reason: str, latest: str | None) -> None:
         super().__init__(reason)
-        self.where, self.reason = where, reason
+        self.where, self.reason, self.latest = where, reason, latest
 
 
 _Entry = tuple[Any, tuple[Shape, ...]]
@@ -107,6 +108,7 @@ class Simulation:
         self._values = False
         #: Linears and attention modules in the order in which the whole model first calls them.
         self.order: list[str] = []
+        self.latest: str | None = None
         self._log: list[_Entry] = self._run_whole()
 
     def _run_whole(self) -> list[_Entry]:
@@ -140,6 +142,7 @@ class Simulation:
 
     def _run(self, division: Division, mode: TorchDispatchMode, attention: Any = None) -> torch.Tensor:
         where: list[str] = [""]
+        self.latest = None
         with ExitStack() as stack:
             stack.enter_context(dispatch.attending(self.base, attention or self._whole_attention))
             stack.enter_context(_standing_in(self, division))
@@ -151,7 +154,7 @@ class Simulation:
                 for cause in (error.__cause__, error.__context__):
                     if isinstance(cause, (NotShared, Restyle, SplitParameter)):
                         raise cause from error
-                raise Failed(where[-1], error.message) from error
+                raise Failed(where[-1], error.message, self.latest) from error
 
     def _whole_attention(
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
@@ -287,7 +290,7 @@ def _standing_in(simulation: Simulation, division: Division) -> Iterator[None]:
 
     try:
         for name, linear in simulation.linears.items():
-            put(linear.__dict__, "forward", _linear(name, linear, division))
+            put(linear.__dict__, "forward", _linear(simulation, name, linear, division))
         for name in simulation.opaque:
             put(base.get_submodule(name).__dict__, "forward", _give_hidden)
         for name, dim in division.parameters.items() if size > 1 else ():
@@ -323,7 +326,7 @@ def _local(parameter: Any, dim: int, size: int, name: str) -> nn.Parameter:
     return local
 
 
-def _linear(name: str, linear: Any, division: Division) -> Callable[..., torch.Tensor]:
+def _linear(simulation: Simulation, name: str, linear: Any, division: Division) -> Callable[..., torch.Tensor]:
     """The stand-in for one linear on one rank."""
     style = division.styles.get(name, WHOLE) if division.size > 1 else WHOLE
     parts = division.parts.get(name, division.size)
@@ -344,6 +347,8 @@ def _linear(name: str, linear: Any, division: Division) -> Callable[..., torch.T
                 raise NotShared(f"the {width} features of {name} do not divide over {parts}", frozenset((name,)))
             width //= parts
         out = input.new_full((*input.shape[:-1], width), _SMALL)
+        if style == COLWISE:
+            simulation.latest = name
         made = Share(input.dim() - 1, parts, frozenset((name,)), sections)
         return mark_share(out, made if style == COLWISE else None)
 

@@ -267,10 +267,11 @@ class _Planner:
         self.plan.reasons[pattern_of(name)] = reason
 
     def _give_up(self, sources: frozenset[str], reason: str) -> None:
-        """What ``sources`` give cannot stay a share: of attention, its heads counted for one rank may help."""
+        """What ``sources`` give cannot stay a share: of attention, its heads counted for one rank may help, or to take
+        the output for several things."""
         if not sources:
             raise BackendError(f"{type(self.base).__name__} could not be divided over {self.size} ranks: {reason}.")
-        if self._count_heads(sources) or self._section(sources):
+        if self._count_heads(sources) or (len(set(map(pattern_of, sources))) == 1 and self._section(sources)):
             return
         for source in sources:
             for name in self._alike(source, [*self.division.styles, *self.division.parameters]):
@@ -292,13 +293,15 @@ class _Planner:
             self._whole(name, reason)
 
     def _repair(self, error: Failed) -> None:
-        """The code raised: the nearest module around with shares in it is the one to change."""
+        """The code raised: in the nearest module around that has shares in it, the latest is the one to change."""
         shares = [name for name, style in self.division.styles.items() if style == COLWISE]
         for module in _ancestors(error.where):
             inside = [name for name in shares if not module or name.startswith(f"{module}.")]
-            if inside:
-                self._give_up(frozenset(inside), error.reason)
-                return
+            if not inside:
+                continue
+            if not self._count_heads(frozenset(inside)):
+                self._give_up(frozenset((error.latest if error.latest in inside else inside[-1],)), error.reason)
+            return
         raise BackendError(f"{type(self.base).__name__} could not be divided over {self.size} ranks: {error.reason}")
 
     def _count_heads(self, sources: frozenset[str]) -> bool:

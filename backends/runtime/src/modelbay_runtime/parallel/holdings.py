@@ -19,10 +19,8 @@ from modelbay_runtime.layout import Shard
 from modelbay_runtime.load_targets import Target, find_targets
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh, Place
-from modelbay_runtime.parallel.plan import layer_styles
+from modelbay_runtime.parallel.plan import ROUTED, layer_styles
 
-#: Parameters of routed experts, which a token goes through some of; shared ones are dense.
-_ROUTED = re.compile(r"(?:^|\.)experts\.")
 #: Styles of embedding and head.
 _BY_TOKEN = ("embedding_rowwise", "colwise_gather_output")
 _NUMBERED = re.compile(r"\.\d+\.")
@@ -117,7 +115,7 @@ def _rank(
 ) -> RankHoldings:
     place, config, itemsize = mesh.place(number), resolution.config, built.context.dtype.itemsize
     layers = split_stages(config.num_layers, mesh.pp)[place.pp_rank]
-    of_experts = _first_shard(t for n, t in named.items() if _ROUTED.search(n))
+    of_experts = _first_shard(t for n, t in named.items() if ROUTED.search(n))
     by_token = _by_token(built, named)
     sizes = {name: prod(target.shape) for name, target in named.items()}
     return RankHoldings(
@@ -169,7 +167,7 @@ def _active(
     resolution: Resolution, named: Mapping[str, Target], whole: Mapping[str, int]
 ) -> ActiveParameters | None:
     config = resolution.config
-    routed = sum(size for name, size in whole.items() if _ROUTED.search(name))
+    routed = sum(size for name, size in whole.items() if ROUTED.search(name))
     chosen = config.get("num_experts_per_tok")
     if routed and not (config.num_experts and isinstance(chosen, int)):
         return None

@@ -19,6 +19,8 @@ from modelbay_runtime.load_targets import Target, find_targets
 from modelbay_runtime.parallel.mesh import Mesh
 
 REPLICATED = "replicated"
+#: Parameters of routed experts, which a token goes through some of; shared ones are dense.
+ROUTED = re.compile(r"(?:^|\.)experts\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _BASE = "model."
 
@@ -62,7 +64,10 @@ def report_plan(model: nn.Module, arch: ArchSpec, mesh: Mesh, trace: Trace) -> N
     for name, target in find_targets(model, tie=False).by_name.items():
         logical = name.removeprefix(_BASE)
         owner, _, attribute = logical.rpartition(".")
-        style = styles.get(logical) or styles.get(owner, REPLICATED)
+        packed_in = target.storage.name.removeprefix(_BASE)
+        style = styles.get(logical) or styles.get(packed_in) or styles.get(owner, REPLICATED)
+        if mesh.expert_parallel and ROUTED.search(logical):
+            style = "grouped_gemm"
         declared = any(name_pattern(pattern).fullmatch(owner) for pattern in arch.tp_plan)
         source = "plan" if declared and target.shard is not None else "layer"
         answer = f"{style}, {_held(target)}" if target.shard is not None else REPLICATED
