@@ -45,7 +45,7 @@ def render(name: str, result: Mapping[str, Any]) -> str:
     """One section: what was measured, its tables, and where."""
     if result["kind"] == "startup":
         return "\n\n".join([f"## {name}", *_startup(result), _place(result)])
-    bodies = {"loading": _loading, "parallel": _parallel}
+    bodies = {"loading": _loading, "parallel": _parallel, "embeddings": _embeddings}
     body = bodies.get(result["kind"], _comparison)(result)
     return "\n\n".join([f"## {name}", _subject(result), *body, _place(result)])
 
@@ -114,6 +114,16 @@ def _startup(result: Mapping[str, Any]) -> Iterator[str]:
         "`explain` on DeepSeek-V3's config, its 671 billion parameters built on the meta device: "
         f"{large['median']:.1f} s ({large['min']:.1f} to {large['max']:.1f}); the limit is {large['limit']:.0f} s."
     )
+
+
+def _embeddings(result: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{result['texts']:,} new texts of mixed length in each round, tokenizing included; the rate as a ratio to "
+        f"`{result['baseline']}` (more is better). The target is {result['target']:g}."
+    )
+    rows = ([_code([name])[0], _ratio(one["ratio"]), f"{one['median']:,.0f}"] for name, one in result["rates"].items())
+    yield _table(["engine", "ratio", "texts per second"], rows)
+    yield f"The largest cosine distance between the two embeddings of one text is {result['distance']:.1g}."
 
 
 def _parallel(result: Mapping[str, Any]) -> Iterator[str]:

@@ -140,5 +140,5 @@ def test_an_activation_that_no_kernel_has_is_refused_before_weights_are_read(che
 def test_pooling_settings_that_would_have_no_effect_are_refused(llm: LLM, checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match="normalize, dimensions would have no effect"):
         llm.encode({"prompt_token_ids": [5, 6]}, PoolingParams(normalize=True, dimensions=8))
-    with pytest.raises(UsageError, match="pooler_config"):
+    with pytest.raises(UsageError, match="pooler_config is about pooling, and this model was resolved to generate"):
         LLM(str(checkpoint("llama")), pooler_config={"pooling_type": "mean"})

@@ -568,7 +568,8 @@ def test_w7_peak_memory_while_loading(tmp_path, format, disk):
             layer.weight = nn.Parameter(torch.empty({side}, 4 * {side}, dtype=torch.bfloat16, device="meta"))
             model.add_module(f"layer{{i}}", layer)
         config = SimpleNamespace(
-            tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, backbone_dtypes={{}}, get=lambda *a: None
+            tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, backbone_dtypes={{}},
+            get=lambda *a: None
         )
         files = ModelFiles("x", "local", root, tuple(path.name for path in root.iterdir()))
         what = SimpleNamespace(args=EngineArgs.create("x"), plugins=load_plugins([]), files=files, config=config,

@@ -36,7 +36,11 @@ def parameter(*shape):
 
 def load(root, model, transforms=(), **args):
     config = SimpleNamespace(
-        tie_word_embeddings=False, num_layers=1, sources={}, quantization=None, backbone_dtypes={},
+        tie_word_embeddings=False,
+        num_layers=1,
+        sources={},
+        quantization=None,
+        backbone_dtypes={},
         get=lambda key, default=None: default,
     )
     files = ModelFiles(str(root), "local", root, tuple(sorted(path.name for path in root.iterdir())))
@@ -210,8 +214,8 @@ def test_w7_peak_memory_while_experts_are_joined(tmp_path, disk):
             model.add_module(f"layer{{i}}", layer)
         stacks = [Stack(rf"\\.(?P<index>\\d+)\\.{{part}}$", f".#{{part}}") for part in ("gate", "up")]
         model.checkpoint_transforms = (*stacks, Concat(("#gate$", "#up$"), "gate_up", 1))
-        config = SimpleNamespace(tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, backbone_dtypes={{}},
-                                 get=lambda *a: None)
+        config = SimpleNamespace(tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None,
+                                 backbone_dtypes={{}}, get=lambda *a: None)
         files = ModelFiles("x", "local", root, tuple(path.name for path in root.iterdir()))
         what = SimpleNamespace(args=EngineArgs.create("x"), plugins=load_plugins([]), files=files, config=config,
                                arch=None, trace=Trace())

@@ -106,13 +106,11 @@ def outputs_of(llm: LLM, prompts: list[Any], params: Any = GREEDY) -> list[list[
     return [completion.token_ids for output in found for completion in output.outputs]
 
 
-def wanted_of(direct: DirectModel, cases: list[Any], tight: bool = False) -> list[list[int]]:
-    return [direct.greedy(expanded, values, 8, tight) for _, expanded, values in cases]
-
-
-@pytest.fixture(scope="module")
-def wanted(direct: DirectModel, cases: list[Any]) -> dict[bool, list[list[int]]]:
-    return {tight: wanted_of(direct, cases, tight) for tight in (False, True)}
+def assert_greedy(direct: DirectModel, cases: list[Any], found: list[list[int]], tight: bool = False) -> None:
+    """Every output is the likeliest, token by token."""
+    for (_, expanded, values), output in zip(cases, found, strict=True):
+        assert len(output) == 8
+        assert output == direct.likeliest(expanded, values, output, tight)
 
 
 @pytest.mark.parametrize("tight", [False, True], ids=["plain positions", "positions of several rows"])
@@ -132,12 +130,11 @@ def test_x10_mixed_batches_equal_merged_embeddings(
     open_media: Callable[..., LLM],
     direct: DirectModel,
     cases: list[Any],
-    wanted: dict[bool, list[list[int]]],
 ) -> None:
     """Chunked prefill × multimodal: logits of every prompt token and greedy tokens, text requests in between."""
     llm = open_media(tight=tight, **options)
     with record_logits(llm) as recording:
-        assert outputs_of(llm, [prompt for prompt, _, _ in cases]) == wanted[tight]
+        assert_greedy(direct, cases, outputs_of(llm, [prompt for prompt, _, _ in cases]), tight)
     for number, (_, expanded, values) in enumerate(cases):
         assert recording.positions(str(number))[-1] == len(expanded) + 6
         reference = direct.logits(expanded, values, tight)
@@ -202,11 +199,10 @@ def test_features_beyond_the_limit_are_given_up_and_made_again(
     """The limit holds one picture's 20 rows of 64 float32; outputs do not change."""
     llm = open_media(media_cache_bytes=20 * 64 * 4, enable_prefix_caching=False)
     made = [prompt_of([1], picture(seed), ids(seed, 4)) for seed in (1, 2, 1)]
-    wanted = wanted_of(direct, made)
-    assert [outputs_of(llm, [prompt])[0] for prompt, _, _ in made] == wanted
+    assert_greedy(direct, made, [outputs_of(llm, [prompt])[0] for prompt, _, _ in made])
     store = llm.engine.runner.features
     assert (len(store), store.bytes, len(llm.engine.model.encoded)) == (1, 20 * 64 * 4, 3)
-    assert outputs_of(llm, [prompt for prompt, _, _ in made]) == wanted  # both in one step
+    assert_greedy(direct, made, outputs_of(llm, [prompt for prompt, _, _ in made]))  # both in one step
     assert store.bytes <= store.limit_bytes
 
 
@@ -249,7 +245,7 @@ def test_equal_text_with_other_images_shares_nothing_beyond_the_text(
     assert cached_tokens(llm, one[0]) == 0
     assert cached_tokens(llm, other[0]) == 8
     assert cached_tokens(llm, one[0]) == 36  # all but the last block of 37 tokens
-    assert outputs_of(llm, [other[0], one[0]]) == wanted_of(direct, [other, one])
+    assert_greedy(direct, [other, one], outputs_of(llm, [other[0], one[0]]))
 
 
 def test_placeholders_written_as_text_share_nothing_with_images(open_media: Callable[..., LLM]) -> None:
@@ -266,7 +262,7 @@ def test_positions_are_part_of_a_prefix(open_media: Callable[..., LLM], direct: 
     two = prompt_of(ids(1, 8), picture(1, 8), ids(2, 9), ids(3, 5))
     assert cached_tokens(llm, one[0]) == 0
     assert cached_tokens(llm, two[0]) == 24
-    assert outputs_of(llm, [two[0]]) == wanted_of(direct, [two], tight=True)
+    assert_greedy(direct, [two], outputs_of(llm, [two[0]]), tight=True)
 
 
 def test_a_hit_inside_of_a_span_goes_on_with_the_kept_features(
@@ -277,7 +273,7 @@ def test_a_hit_inside_of_a_span_goes_on_with_the_kept_features(
     two = prompt_of(ids(1, 6), picture(1), ids(2, 9))
     assert cached_tokens(llm, one[0]) == 0
     assert cached_tokens(llm, two[0]) == 24  # of 26 tokens that are alike, whole blocks
-    assert outputs_of(llm, [one[0], two[0]]) == wanted_of(direct, [one, two])
+    assert_greedy(direct, [one, two], outputs_of(llm, [one[0], two[0]]))
 
 
 # ---- preemption, n > 1, logprobs, stop, streaming -------------------------------------------------------------------
@@ -285,7 +281,7 @@ def test_a_hit_inside_of_a_span_goes_on_with_the_kept_features(
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_preempted_sequences_start_over_from_kept_features(
-    tight: bool, open_media: Callable[..., LLM], cases: list[Any], wanted: dict[bool, list[list[int]]]
+    tight: bool, open_media: Callable[..., LLM], direct: DirectModel, cases: list[Any]
 ) -> None:
     layout = open_media().engine.kv.layout
     blocks = layout.blocks_for(96, 16) + 1
@@ -293,7 +289,7 @@ def test_preempted_sequences_start_over_from_kept_features(
         tight=tight, max_model_len=96, max_num_batched_tokens=16, enable_prefix_caching=False,
         kv_cache_memory_bytes=blocks * layout.page_elements() * 4,
     )  # fmt: skip
-    assert outputs_of(llm, [prompt for prompt, _, _ in cases]) == wanted[tight]
+    assert_greedy(direct, cases, outputs_of(llm, [prompt for prompt, _, _ in cases]), tight)
     assert llm.engine.scheduler.num_preemptions > 0
     assert len(llm.engine.model.encoded) == len(set(llm.engine.model.encoded)) == 6
 
@@ -301,10 +297,9 @@ def test_preempted_sequences_start_over_from_kept_features(
 def test_several_continuations_share_one_prompt(open_media: Callable[..., LLM], direct: DirectModel) -> None:
     """n > 1 × multimodal."""
     llm = open_media(block_size=4)
-    prompt, expanded, values = prompt_of(ids(1, 7), picture(1), ids(2, 5))
-    wanted = direct.greedy(expanded, values, 8)
+    case = prompt_of(ids(1, 7), picture(1), ids(2, 5))
     likeliest = SamplingParams(n=3, top_k=1, max_tokens=8, ignore_eos=True)
-    assert outputs_of(llm, [prompt], likeliest) == [wanted] * 3
+    assert_greedy(direct, [case] * 3, outputs_of(llm, [case[0]], likeliest))
     assert len(llm.engine.model.encoded) == 1
 
 

@@ -68,7 +68,9 @@ class _Counting:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_w7_a_rank_reads_its_own_slices_and_no_more(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w7_a_rank_reads_its_own_slices_and_no_more(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tiny_checkpoint(tmp_path / "m", "llama", num_key_value_heads=4, **LLAMA)
     counting = _Counting(monkeypatch)
     runs = run_mesh(path, Mesh(tp=ranks), [[3, 4]])

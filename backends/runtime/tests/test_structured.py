@@ -34,7 +34,7 @@ from modelbay_testing.tiny import tiny_tokenizer
 class Run:
     """One sequence, driven as the engine drives it."""
 
-    def __init__(self, tokenizer: Any, spec: dict[str, Any] | None, *, vocab_size: int | None = None, **params: Any):
+    def __init__(self, tokenizer: Any, spec: Any, *, vocab_size: int | None = None, **params: Any):
         self.vocab_size = vocab_size or len(tokenizer)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         detokenizer, grammars = shared(tokenizer, self.vocab_size)
@@ -198,11 +198,8 @@ def composites(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(schema=st.recursive(leaves(), composites, max_leaves=5), seed=st.integers(0, 2**32 - 1))
-def test_any_small_schema_is_kept_or_refused(tiny: Any, schema: Any, seed: int) -> None:
-    try:
-        run = Run(tiny, {"json": schema}, seed=seed, max_tokens=1000).finish(seed)
-    except UsageError:
-        return  # refused by name: see the tests of what is refused
+def test_any_small_schema_is_kept(tiny: Any, schema: Any, seed: int) -> None:
+    run = Run(tiny, {"json": schema}, seed=seed, max_tokens=1000).finish(seed)
     assert run.reason == "stop", (run.reason, run.stop_reason)
     jsonschema.validate(json.loads(run.text), schema)
 
@@ -416,8 +413,17 @@ DOCUMENT = {"name": 'Zoë 😀\t"x"', "n": [1, -2.5, 1e20], "deep": {"": None, "
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("engine", ["tokenizers", "fastokens"])
-@pytest.mark.parametrize("name", ["smollm2", "qwen3", "deepseek"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("smollm2", "tokenizers"),
+        ("qwen3", "fastokens"),
+        pytest.param("qwen3", "tokenizers", marks=pytest.mark.deep),
+        ("deepseek", "tokenizers"),
+        pytest.param("deepseek", "fastokens", marks=pytest.mark.deep),
+        pytest.param("smollm2", "fastokens", marks=pytest.mark.deep),
+    ],
+)
 def test_real_tokenizers_spell_json_as_they_like_and_nothing_else(name: str, engine: str) -> None:
     """Every token of a document as the tokenizer itself writes it is allowed; random ones still give valid JSON; ids
     that the tokenizer does not know, and special tokens, never are (CASES 24)."""

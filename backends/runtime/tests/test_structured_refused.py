@@ -52,7 +52,7 @@ def use(**spec: Any) -> None:
         ({"json": {"enum": [str(number) for number in range(10**5)]}}, "at most"),
     ],
 )
-def test_a_specification_that_is_none(spec: dict[str, Any], reason: str) -> None:
+def test_a_specification_that_is_none(spec: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         StructuredOutputs(**spec)
     with pytest.raises(UsageError, match=reason):
@@ -67,20 +67,22 @@ def test_a_schema_that_contains_itself() -> None:
 
 
 def test_forms_that_a_request_may_have() -> None:
-    schema = {"type": "integer"}
+    schema: Any = {"type": "integer"}
+    regex: Any = {"regex": ""}
+    unknown: Any = {"jsn": schema}
+    mapping: Any = {"json": json.dumps(schema)}
+    text: Any = "{}"
     asked = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema)).structured_outputs
-    assert asked == SamplingParams(structured_outputs={"json": json.dumps(schema)}).structured_outputs
+    assert asked == SamplingParams(structured_outputs=mapping).structured_outputs
     assert asked == StructuredOutputs(json=schema)
     assert SamplingParams(structured_outputs=None).structured_outputs is None
-    assert SamplingParams(structured_outputs={"regex": ""}).replace(n=2).structured_outputs == StructuredOutputs(
-        regex=""
-    )
+    assert SamplingParams(structured_outputs=regex).replace(n=2).structured_outputs == StructuredOutputs(regex="")
     assert asked is not None
     assert SamplingParams(structured_outputs=asked).with_defaults({"top_k": 3}).structured_outputs is asked
     with pytest.raises(UsageError, match="no field 'jsn'"):
-        SamplingParams(structured_outputs={"jsn": schema})
+        SamplingParams(structured_outputs=unknown)
     with pytest.raises(UsageError, match="must be a StructuredOutputs"):
-        SamplingParams(structured_outputs="{}")
+        SamplingParams(structured_outputs=text)
 
 
 # -- what the library is asked to compile

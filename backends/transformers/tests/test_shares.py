@@ -106,7 +106,12 @@ def test_sections_taken_apart_are_shares_of_each(function: Function) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x.view(1, 11, -1, 6), lambda x: x * 2, lambda x: x[..., : x.shape[-1] // 3], lambda x: x.chunk(2, -1)[0]],
+    [
+        lambda x: x.view(1, 11, -1, 6),
+        lambda x: x * 2,
+        lambda x: x[..., : x.shape[-1] // 3],
+        lambda x: x.chunk(2, -1)[0],
+    ],
     ids=["heads", "elementwise", "slice", "halves"],
 )
 def test_sections_are_not_taken_for_one_thing(function: Function) -> None:

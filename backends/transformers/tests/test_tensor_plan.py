@@ -15,7 +15,8 @@ from modelbay_transformers import dispatch
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.probe import probe
 from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT, WHOLE
-from modelbay_transformers.tensor_plan import TensorPlan, pattern_of, plan_tensors, say_tensor_plan
+from modelbay_transformers.plans import pattern_of
+from modelbay_transformers.tensor_plan import TensorPlan, plan_tensors, say_tensor_plan
 
 
 def base_of(model_type: str, **overrides: Any) -> Any:

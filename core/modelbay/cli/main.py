@@ -136,4 +136,5 @@ class _Lines(logging.Handler):
             line = f"{record.levelname.lower()}: {line}"
         if line not in self._seen:
             self._seen.add(line)
-            print(line, file=sys.stderr)
+            with suppress(OSError):  # a full disk: what goes on without its log does go on
+                print(line, file=sys.stderr)

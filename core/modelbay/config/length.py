@@ -80,9 +80,8 @@ def max_model_len(
         if limit is not None and asked > limit.stretched:
             _refuse_unless_forced(asked, limit, trace)
         return reader.note("max_model_len", asked, "argument max_model_len")
-    if sentence_limit is not None and sentence_limit < min(
-        filter(None, (limit and limit.length, tokenizer_limit, HUGE))
-    ):
+    said = [HUGE if limit is None else limit.length, HUGE if tokenizer_limit is None else tokenizer_limit]
+    if sentence_limit is not None and sentence_limit < min(said):
         return reader.note("max_model_len", sentence_limit, "sentence_bert_config.json (max_seq_length)")
     if limit is None and tokenizer_limit is None:
         trace.warn("config", "maximum length", FALLBACK, "neither config nor tokenizer says one; give max_model_len")

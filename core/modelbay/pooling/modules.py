@@ -49,6 +49,7 @@ class SentenceModules:
         listed: whether there is a ``modules.json``, which then says everything that is done.
         include_prompt: whether the tokens of a prompt that was put before a text are pooled too.
         prompts: name -> text to put before. max_length: in tokens. lower_case: whether texts are lower-cased first.
+        as_messages: whether texts are put into the chat template first.
     """
 
     modes: tuple[str, ...] | None = None
@@ -60,6 +61,7 @@ class SentenceModules:
     default_prompt: str | None = None
     max_length: int | None = None
     lower_case: bool = False
+    as_messages: bool = False
     activation: str | None = None
     source: str = ""
 
@@ -101,6 +103,7 @@ def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
         prompts=prompts,
         default_prompt=_default_prompt(sentence, prompts),
         max_length=max_length(files),
+        as_messages="message" in (transformer.get("modality_config") or ()),
         lower_case=_boolean(transformer, "do_lower_case", False, TRANSFORMER),
         activation=sentence.get("activation_fn"),
         source=where if config is not None else MODULES if entries else "",
@@ -183,7 +186,7 @@ def _stage(kind: str, folder: str, files: ModelFiles) -> Stage:
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
             raise ConfigError(
-                f"{folder}/config.json has {key} {config[key]!r}; served are modules that change the sentence_embedding."
+                f"{folder}/config.json has {key} {config[key]!r}; served is what changes the sentence_embedding."
             )
     return Stage(kind, folder, config)
 

@@ -42,7 +42,7 @@ class PoolingSpec:
             "sigmoid", "softmax", "tanh".
         num_labels: of a classifier.
         pad_token_id: what a causal classifier skips at the end of its input.
-        include_prompt, prompts, default_prompt, lower_case: see `SentenceModules`.
+        include_prompt, prompts, default_prompt, lower_case, as_messages: see `SentenceModules`.
     """
 
     modes: tuple[str, ...] | None = None
@@ -57,6 +57,7 @@ class PoolingSpec:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     lower_case: bool = False
+    as_messages: bool = False
 
     def embedding_size(self, hidden_size: int, modes: tuple[str, ...]) -> int:
         """Numbers of an embedding before any are cut."""
@@ -150,6 +151,7 @@ def _embedding(modules: SentenceModules, given: dict[str, Any], config: ModelCon
         prompts=modules.prompts,
         default_prompt=modules.default_prompt,
         lower_case=modules.lower_case,
+        as_messages=modules.as_messages,
     )
 
 
@@ -189,6 +191,7 @@ def _classifier(modules: SentenceModules, given: dict[str, Any], config: ModelCo
         prompts=modules.prompts,
         default_prompt=modules.default_prompt,
         lower_case=modules.lower_case,
+        as_messages=modules.as_messages,
     )
 
 

@@ -51,7 +51,8 @@ class LoadReport:
         format: the load format; ``files``: what it read.
         tensors: by name on disk; ``parameters``: by logical name.
         casts: ``"float32 -> bfloat16"`` to the number of tensors converted.
-        bytes_read: of the tensors used, or of the slices of them that this rank has, on disk; ``bytes_model``: of the parameters and buffers filled.
+        bytes_read: of the tensors used, or of the slices of them that this rank has, on disk; ``bytes_model``: of the
+            parameters and buffers filled.
         seconds: wall clock.
     """
 

@@ -27,7 +27,6 @@ def yarn(mscale: float, mscale_all_dim: float) -> dict:
     }  # fmt: skip
 
 
-
 class TestDeepseekV2(ModelConformance):
     plugin = "modelbay_deepseek.plugin"
     model_type = "deepseek_v2"

@@ -202,6 +202,11 @@ def tool_template() -> str:
     return TOOL_TEMPLATE
 
 
+@pytest.fixture(scope="module")
+def serving_in_module() -> Callable[..., Any]:
+    return serving
+
+
 @pytest.fixture(name="serving")
 def serving_fixture() -> Callable[..., Any]:
     """`serving`, for a server that ends before the test does."""

@@ -82,7 +82,9 @@ def test_many_who_ask_for_a_model_at_once_load_it_once(
     server = serve(*three[:2])
     opened: list[str] = []
     original = LLM.__init__
-    monkeypatch.setattr(LLM, "__init__", lambda self, model, **kw: (opened.append(model), original(self, model, **kw))[1])
+    monkeypatch.setattr(
+        LLM, "__init__", lambda self, model, **kw: (opened.append(model), original(self, model, **kw))[1]
+    )
     with ThreadPoolExecutor(6) as clients:
         answers = list(clients.map(lambda _: ask(server, "b"), range(6)))
     assert {answer.status_code for answer in answers} == {200}

@@ -6,8 +6,8 @@ A module says so with attributes that the loader reads:
   (``qkv_proj`` holds ``q_proj``, ``k_proj``, ``v_proj``).
 * ``parts: dict[str, tuple[Section, ...]]``: the same for any other parameter, by its name: the names that a checkpoint
   gives to what it holds, beside it (``experts.gate_up_proj`` holds ``experts.gate_proj``, ``experts.up_proj``).
-* ``shards: dict[str, Shard]``: by parameter (``"weight"``), section (``"q_proj.weight"``) or part (``"gate_proj"``), the
-  slice that this rank holds; absent means whole.
+* ``shards: dict[str, Shard]``: by parameter (``"weight"``), section (``"q_proj.weight"``) or part (``"gate_proj"``),
+  the slice that this rank holds; absent means whole.
 * ``held_elsewhere: str``: nothing of it is on this rank; tensors under its name are ignored, by the rule of this name.
   ``weight_tied_to: str | None`` is then as ``tied_to``: its ``weight`` is a parameter that is on this rank.
 * ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.

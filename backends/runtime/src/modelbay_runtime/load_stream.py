@@ -20,7 +20,6 @@ from modelbay.weights.pieces import Narrow, Piece, Scale, Step
 from modelbay_runtime.load_targets import Storage, Target, Targets
 
 
-
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.bfloat16`` as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
@@ -51,15 +50,19 @@ def _read_scaled(read: Read, name: str, scale: Scale, piece: Piece) -> tuple[tor
     index, steps = piece.index()
     if index is None:
         return scale.apply(read(name, None), read(scale.source, None)), steps
-    blocks, values, inner = [], [], []
+    blocks: list[slice] = []
+    values: list[slice] = []
+    inner: list[slice] = []
     for cut, size in zip(index, scale.block, strict=False):
         if cut.start is None:
-            blocks, values, inner = [*blocks, cut], [*values, cut], [*inner, cut]
-            continue
-        first, last = cut.start // size, -(-cut.stop // size)
-        blocks.append(slice(first, last))
-        values.append(slice(first * size, cut.stop))
-        inner.append(slice(cut.start - first * size, None))
+            block = value = rest = cut
+        else:
+            first = cut.start // size
+            block = slice(first, -(-cut.stop // size))
+            value, rest = slice(first * size, cut.stop), slice(cut.start - first * size, None)
+        blocks.append(block)
+        values.append(value)
+        inner.append(rest)
     return scale.apply(read(name, tuple(values)), read(scale.source, tuple(blocks)))[tuple(inner)], steps
 
 

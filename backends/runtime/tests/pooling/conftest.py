@@ -42,7 +42,7 @@ def make(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
             _randomize(model)
         folder = tmp_path / name
         model.save_pretrained(folder)
-        tiny_tokenizer(folder, add_bos=True)
+        tiny_tokenizer(folder, chat_template=None)
         return folder, model
 
     return build

@@ -152,7 +152,6 @@ def _pairs_with_types(path: Path) -> None:
     """``<s> A </s> B </s>``, the second text of type 1 where the model has that type."""
     from tokenizers import Tokenizer, processors
 
-
     file = str(path / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
     second = 1 if "Bert" in path.name and "Roberta" not in path.name else 0

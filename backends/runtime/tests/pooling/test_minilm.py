@@ -162,7 +162,15 @@ def test_the_score_command_says_the_best_documents(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "docs.txt").write_text("Bread is made of flour.\nLondon is a city of 9 million.\n", encoding="utf-8")
-    command = ["score", str(path), "How big is London?", "--dtype", "float32", "--documents", str(tmp_path / "docs.txt")]
+    command = [
+        "score",
+        str(path),
+        "How big is London?",
+        "--dtype",
+        "float32",
+        "--documents",
+        str(tmp_path / "docs.txt"),
+    ]
     assert run([*command, "--top", "1"]) == 0
     score, text = capsys.readouterr().out.strip().split("\t")
     assert text == "London is a city of 9 million."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelbay.backends import Verdict
 from modelbay.errors import BackendError, ModelbayError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modelbay.source import ModelFiles
     from modelbay.specs import ArchSpec
     from modelbay_runtime.api import BuildContext
+    from modelbay_runtime.multimodal.data import MediaProcessor
 
 
 class TransformersBackend:
@@ -58,6 +59,12 @@ class TransformersBackend:
             raise BackendError(
                 f"{resolution.architecture} raised {type(error).__name__} while it was built: {text}"
             ) from error
+
+    def media_processor(self, resolution: Resolution, tokenizer: Any) -> MediaProcessor | None:
+        """The model's own processor, with this tokenizer; None for a model that takes text alone."""
+        from modelbay_transformers.processor import make_processor
+
+        return make_processor(resolution, tokenizer)
 
     def supported(self) -> list[ArchSpec]:
         """The architectures of Transformers that were run and compared with it; see docs/supported_models.md."""

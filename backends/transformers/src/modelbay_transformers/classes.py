@@ -9,7 +9,7 @@ from typing import Any
 from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
-from modelbay_transformers.language import takes_media
+from modelbay_transformers.language import media_classes, takes_media
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def find_classes(resolution: Resolution) -> ModelClasses:
     """
     config = own_config(resolution.config)
     around = _transformers_media_class(resolution)
-    if around is not None and isinstance(config, around.config_class):
+    if around is not None and _is_for(around, config):
         return ModelClasses(config, around, around, "Transformers", media=True)
     if resolution.task == "classify":
         from modelbay_transformers.heads import classification_head
@@ -85,6 +85,12 @@ def _transformers_media_class(resolution: Resolution) -> Any:
 
     found = getattr(transformers, resolution.architecture, None)
     return found if resolution.task == "generate" and found is not None and takes_media(found) else None
+
+
+def _is_for(model_class: Any, config: Any) -> bool:
+    """Whether Transformers builds the class from such a config: from its own, or one that it lists the class for."""
+    listed = media_classes().get(config.model_type)
+    return isinstance(config, model_class.config_class) or listed == model_class.__name__
 
 
 def _transformers_head(resolution: Resolution) -> Any:

@@ -1,9 +1,9 @@
 """Experts over several ranks (BEHAVIOUR X7).
 
-Where a trial shows that an experts module computes what the runtime's does, that one takes its place: each expert sliced
-over the ranks that share a layer, or experts split over all ranks and tokens sent to them. Any other is kept, with this
-rank's experts in it: what a token's other experts give is weighed with zero here, and the sum over ranks is taken. What
-a trial does not show to stay the same is whole on every rank.
+Where a trial shows that an experts module computes what the runtime's does, that one takes its place: each expert is
+sliced over the ranks that share a layer, or experts are split over all ranks and tokens sent to them. Any other is kept
+with this rank's experts in it: what a token's other experts give is weighed with zero here, and the sum over ranks is
+taken. What a trial does not show to stay the same is whole on every rank.
 
 Legend: E experts, H hidden size, I intermediate size, k experts per token, T tokens.
 """
@@ -33,7 +33,7 @@ from modelbay_runtime.layout import Shard
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.groups import Group
 from modelbay_transformers.expert_trials import EXPERTS, same, takes_routing, tiny_copy, tiny_inputs
-from modelbay_transformers.tensor_plan import pattern_of
+from modelbay_transformers.plans import pattern_of
 
 _STANDARD = {"gate_up_proj", "down_proj"}
 #: A list of experts is tried in float32 as it is, up to this many parameters.
@@ -43,7 +43,7 @@ _LARGEST = 100_000_000
 class RoutedExperts(Experts):
     """The runtime's experts, called as Transformers calls its own."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """hidden_states: [..., H]; top_k_index, top_k_weights: [..., k] -> [..., H]."""
@@ -225,8 +225,8 @@ def _list_splits(experts: nn.ModuleList, hidden_size: int) -> bool:
 
 
 def _own(inputs: Any, first: int, count: int, begin: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same for a rank that has ``count`` experts from ``first`` on, which in its module begin with number ``begin``:
-    those of others count nothing."""
+    """The same for a rank that has ``count`` experts from ``first`` on, which in its module begin with number
+    ``begin``: those of others count nothing."""
     hidden, ids, weights = inputs
     elsewhere = (ids < first) | (ids >= first + count)
     return hidden, (ids - first + begin).masked_fill(elsewhere, begin), weights.masked_fill(elsewhere, 0)

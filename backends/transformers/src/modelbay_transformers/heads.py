@@ -137,9 +137,7 @@ class TransformersForSequenceClassification(TransformersForCausalLM):
         head = self._head[0]
         like = next(parameter for name, parameter in head.named_parameters() if parameter.is_floating_point())
         with torch.inference_mode():
-            return read_by(
-                self._logits, like.new_empty(self._hidden_size), self._spec.pad_token_id, _ids(head.config)
-            )
+            return read_by(self._logits, like.new_empty(self._hidden_size), self._spec.pad_token_id, _ids(head.config))
 
     @torch.inference_mode()
     def classify(self, hidden: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:

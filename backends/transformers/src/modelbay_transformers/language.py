@@ -15,13 +15,16 @@ _IMAGE = ("pixel_values", "images", "image_patches")
 _AUDIO = ("input_features", "input_values", "audio_input_values", "audio_values", "audio_input_features", "audio_features")
 
 
-def takes_media(model_class: Any) -> bool:
-    """Whether Transformers lists a class among those that read text together with images or audio, and it does."""
+def media_classes() -> dict[str, str]:
+    """Model type -> the class that Transformers lists among those that read text together with images or audio."""
     from transformers.models.auto import modeling_auto as auto
 
-    mappings = (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
-    listed = any(model_class.__name__ in mapping.values() for mapping in mappings)
-    return listed and bool(media_kinds(model_class))
+    return {**auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+
+
+def takes_media(model_class: Any) -> bool:
+    """Whether it is such a class, and its forward takes more than text."""
+    return model_class.__name__ in media_classes().values() and bool(media_kinds(model_class))
 
 
 def media_kinds(model: Any) -> tuple[str, ...]:

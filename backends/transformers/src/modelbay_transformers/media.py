@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelbay.errors import BackendError
+from modelbay.errors import BackendError, UsageError
 from modelbay_runtime.multimodal.data import Media, MediaItem, MediaSpan
 from modelbay_transformers.item_inputs import make_item
 
@@ -23,6 +23,9 @@ _IDS = {
     "image": ("image_token_id", "image_token_index", "im_patch_id", "image_patch_token_id", "media_placeholder_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
+
+#: Model types whose prompts attend both ways as a whole, once there is an image.
+_PREFIX = frozenset(("paligemma",))
 
 #: (kind, the model's arguments for the item, where its span begins, the span's ids)
 Piece = tuple[str, Mapping[str, torch.Tensor], int, Sequence[int]]
@@ -45,6 +48,8 @@ def lay_out(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> Media:
         model: an instance of Transformers' class; its parameters are not read.
         ids: [T], placeholders expanded.
     """
+    if model.config.model_type in _PREFIX:
+        return _lay_out_prefix(model, ids, pieces)
     both_ways = sees_both_ways(model)
     items: list[MediaItem] = []
     spans: list[MediaSpan] = []
@@ -67,13 +72,32 @@ def lay_out(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> Media:
     return Media(items, spans, positions, delta)
 
 
+def _lay_out_prefix(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> Media:
+    """The whole prompt attends both ways: one span, in whose places the image stands."""
+    if len(pieces) > 1:
+        raise UsageError(f"{type(model).__name__} takes one image in a prompt, got {len(pieces)}.")
+    (kind, inputs, _, span_ids), tokens = pieces[0], torch.tensor(list(ids))
+    places = tokens == placeholder_id(model.config, kind)
+    span = torch.tensor(list(span_ids))
+    given = {**inputs, "token_type_ids": torch.zeros(1, len(span), dtype=torch.long)}
+    item = make_item(kind, given, span, span == placeholder_id(model.config, kind), both_ways=True)
+    return Media([item], [MediaSpan(0, 0, len(ids), places.numpy(), bidirectional=True)])
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether forward has an argument of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
 def sees_both_ways(model: Any) -> bool:
     """Whether the model's own code makes a mask in which tokens of an image see each other both ways."""
     module = inspect.getmodule(type(model))
     if not hasattr(module, "get_block_sequence_ids_for_mask"):
         return False
-    said = getattr(model.config.get_text_config(), "use_bidirectional_attention", "vision")
-    return said == "vision" or said is None
+    text = model.config.get_text_config()
+    if not hasattr(text, "use_bidirectional_attention") or isinstance(text.use_bidirectional_attention, bool):
+        return True
+    return bool(text.use_bidirectional_attention == "vision")
 
 
 def rope_positions(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> tuple[np.ndarray | None, int]:
@@ -91,6 +115,8 @@ def rope_positions(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> t
     given |= dict.fromkeys(_TYPES, types)
     for name in dict.fromkeys(name for _, inputs, _, _ in pieces for name in inputs):
         given[name] = torch.cat([inputs[name] for _, inputs, _, _ in pieces if name in inputs])
+    if "feature_attention_mask" in given:
+        given["audio_seqlens"] = given["feature_attention_mask"].sum(-1)
     try:
         found = function(**{name: value for name, value in given.items() if name in names})
     except Exception as error:

@@ -5,8 +5,8 @@ is its share of what the whole model computes is not a matter of belief: the cod
 once with shares, and every operation that meets a share must be one of which it is known what it does to shares. What
 is not known (a norm over all heads, a reduction over split features, a slice across them) is refused.
 
-A share is a contiguous block of one dimension: block r of ``parts`` equal ones. Of a dimension that holds several things
-one after another (q, k and v of a fused projection) it is such a block of each of them: these are its sections.
+A share is a contiguous block of one dimension: block r of ``parts`` equal ones. Of a dimension that holds several
+things one after another (q, k and v of a fused projection) it is such a block of each of them: these are its sections.
 """
 
 from __future__ import annotations

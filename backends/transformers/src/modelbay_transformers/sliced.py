@@ -93,8 +93,43 @@ def split_embedding(build: BuildContext, outer: nn.Module, base: Any) -> None:
         return
     shared = [m for m in outer.modules() if m is not embedding and any(p is weight for p in m._parameters.values())]
     name = next((name for name, module in outer.named_modules() if module is embedding), None)
-    if name is not None and not shared and weight.dtype == build.dtype:
+    if name is not None and not shared and weight.dtype == build.dtype and _only_looked_up(base, embedding):
         _split_vocabulary(build, outer, name)
+
+
+class _Uses(TorchDispatchMode):
+    """Whether a parameter is used while its module is not running."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.inside, self.outside = weight, 0, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.inside and any(item is self.weight for item in tree_flatten((args, kwargs))[0]):
+            self.outside = True
+        return func(*args, **(kwargs or {}))
+
+
+def _only_looked_up(base: nn.Module, embedding: nn.Module) -> bool:
+    """Whether the model's code leaves the table to its module, which the runtime's can stand for."""
+    uses = _Uses(embedding.weight)  # type: ignore[arg-type]
+
+    def step(by: int) -> Callable[..., None]:
+        def hook(*args: Any) -> None:
+            uses.inside += by
+
+        return hook
+
+    hooks = [embedding.register_forward_pre_hook(step(1)), embedding.register_forward_hook(step(-1))]
+    try:
+        with dispatch.attending(base, dispatch.blank), uses:
+            run_on_meta(base)
+    except (BackendError, NeedsValues):
+        pass  # what ran so far tells: divided linears do not fit together on meta alone
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return not uses.outside
 
 
 def _split_vocabulary(build: BuildContext, model: nn.Module, name: str) -> None:

@@ -5,8 +5,9 @@ last of them what that stage sent; the first layer of a later stage ends the for
 between embedding and layers, or behind them, it does on the stage that it is meant for, and every layer keeps its place
 in the list and its number.
 
-That this is all that one layer gets from another is read off a run on meta: each layer is given the very tensor that
-the one before it gave, and on a later stage nothing that reaches a layer comes from token ids or from what was left out.
+That this is all that one layer gets from another is read off a run on meta (`modelbay_transformers.stage_watch`): each
+layer is given the very tensor that the one before it gave, and on a later stage nothing that reaches a layer comes from
+token ids or from what was left out.
 
 Legend: T tokens, H hidden size.
 """
@@ -14,14 +15,12 @@ Legend: T tokens, H hidden size.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from modelbay.errors import BackendError, ConfigError
@@ -31,13 +30,10 @@ from modelbay.trace import Trace
 from modelbay.weights.matching import ANOTHER_STAGE
 from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.parallel.context import ParallelContext
-from modelbay_transformers import dispatch
 from modelbay_transformers.probe import ProbeResult
-from modelbay_transformers.probe_run import TOKENS, NeedsValues, run_on_meta
+from modelbay_transformers.probe_run import TOKENS
+from modelbay_transformers.stage_watch import LayerCall, check_independence, watch_layers
 from modelbay_transformers.surgery import input_embedding
-
-_FOREIGN = "_modelbay_foreign"
-_Key = int | str
 
 
 class _Stop(Exception):
@@ -65,25 +61,6 @@ class PipelineStage:
     is_first: bool
     hidden_size: int
     received: torch.Tensor | None = None
-
-
-@dataclass(slots=True)
-class _LayerCall:
-    """How a layer is called: where its hidden states are among its arguments, and what it returns besides them."""
-
-    key: _Key
-    rest: tuple[Any, ...] | None
-
-
-@dataclass(slots=True)
-class _Seen:
-    """One run of the whole model. ``outputs``: of modules that gave one tensor, the last one's shape and dtype."""
-
-    calls: list[_LayerCall] = field(default_factory=list)
-    before: set[str] = field(default_factory=set)
-    after: set[str] = field(default_factory=set)
-    within: set[str] = field(default_factory=set)
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def enter_stage(
@@ -167,7 +144,7 @@ def build_stage(
     name = _list_of_layers(base, places, attending)
     layers: Any = base.get_submodule(name)
     own = split_stages(len(layers), parallel.mesh.pp)[parallel.place.pp_rank]
-    seen = _watch(base, name, hidden_size)
+    seen = watch_layers(base, name, hidden_size)
     stage = PipelineStage(parallel.is_first_stage, hidden_size)
     tables = dict(base.named_modules())
     for index, layer in enumerate(layers):
@@ -185,7 +162,7 @@ def build_stage(
             absent.append(child)
         _end_early(base)
     if not parallel.is_first_stage:
-        _check_independence(base, [layers[index] for index in own], [tables[child] for child in absent])
+        check_independence(base, [layers[index] for index in own], [tables[child] for child in absent])
     source = "inferred: the list of layers that attend" if places is None else "plan"
     trace.decide("plan", "stage", f"{name} {own.start} to {own.stop - 1} of {len(layers)}", source)
     trace.decide("plan", "on other stages", ", ".join(absent) or "nothing besides layers", source)
@@ -209,118 +186,10 @@ def _list_of_layers(base: nn.Module, places: Mapping[str, Stage] | None, attendi
     return outer[0]
 
 
-# A run of the whole model
-
-
-def _watch(base: nn.Module, name: str, hidden_size: int) -> _Seen:
-    """Run the whole model and see how its layers are called.
-
-    Raises:
-        BackendError: they do not simply follow one another.
-    """
-    layers: Any = base.get_submodule(name)
-    numbers = {layer: index for index, layer in enumerate(layers)}
-    if len(numbers) != len(layers):
-        raise BackendError(f"{name} of {type(base).__name__} has the same layer in several places: no stages.")
-    seen = _Seen()
-    inner = {module for layer in layers for module in layer.modules()}
-    state: dict[str, Any] = {"last": None}
-    hooks: list[Any] = []
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        _check_order(base, name, numbers[module], seen)
-        last = state["last"] if seen.calls else None
-        seen.calls.append(_read_call(base, f"{name}.{numbers[module]}", args, kwargs, last, hidden_size))
-
-    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        state["last"], rest = _read_output(f"{name}.{numbers[module]}", output)
-        seen.calls[-1].rest = rest
-
-    def note(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            done = len(seen.calls)
-            place = seen.before if not done else seen.after if done == len(layers) else seen.within
-            place.add(path)
-            if isinstance(output, torch.Tensor):
-                seen.outputs[path] = output.detach()
-
-        return hook
-
-    try:
-        for layer in layers:
-            hooks.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.append(layer.register_forward_hook(leave, with_kwargs=True))
-        for path, module in base.named_modules():
-            if path and module not in inner:
-                hooks.append(module.register_forward_hook(note(path)))
-        _run(base, seen)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(seen.calls) != len(layers):
-        raise BackendError(f"{type(base).__name__} runs {len(seen.calls)} of {len(layers)} {name}: no stages.")
-    return seen
-
-
-def _run(base: nn.Module, seen: _Seen | None = None) -> torch.Tensor:
-    try:
-        with dispatch.attending(base, dispatch.blank):
-            return run_on_meta(base).hidden
-    except NeedsValues:
-        if seen is not None:
-            for entries in (seen.calls, seen.before, seen.after, seen.within, seen.outputs):
-                entries.clear()  # type: ignore[attr-defined]
-        with dispatch.attending(base, dispatch.blank):
-            return run_on_meta(base, values=True).hidden
-
-
-def _check_order(base: nn.Module, name: str, number: int, seen: _Seen) -> None:
-    if number != len(seen.calls):
-        raise BackendError(f"{type(base).__name__} does not run its {name} one after another: no stages.")
-
-
-def _read_call(
-    base: nn.Module, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], last: Any, hidden_size: int
-) -> _LayerCall:
-    given: dict[_Key, Any] = {**dict(enumerate(args)), **kwargs}
-    if last is None:
-        keys = [key for key, value in given.items() if _is_hidden(value, hidden_size)]
-        if len(keys) != 1:
-            raise BackendError(
-                f"{name} of {type(base).__name__} is given {len(keys)} tensors of hidden states; a stage hands on one."
-            )
-        return _LayerCall(keys[0], None)
-    keys = [key for key, value in given.items() if value is last]
-    if not keys:
-        raise BackendError(
-            f"{name} of {type(base).__name__} is not given what the layer before it gives: "
-            "what happens in between is not known to a stage."
-        )
-    return _LayerCall(keys[0], None)
-
-
-def _is_hidden(value: Any, hidden_size: int) -> bool:
-    return (
-        isinstance(value, torch.Tensor) and value.is_floating_point() and tuple(value.shape) == (1, TOKENS, hidden_size)
-    )
-
-
-def _read_output(name: str, output: Any) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-    if isinstance(output, torch.Tensor):
-        return output, None
-    if isinstance(output, tuple) and output and isinstance(output[0], torch.Tensor):
-        rest = tuple(None if isinstance(item, torch.Tensor) else item for item in output[1:])
-        return output[0], rest
-    raise BackendError(f"{name} gives {type(output).__name__}, not hidden states: no stages.")
-
-
-# Leaving out
-
-
 def _only(base: nn.Module, layers: str, paths: set[str], places: Mapping[str, Stage] | None, place: Stage) -> list[str]:
     """The outermost of ``paths`` that have parameters and do not hold the layers; by a plan, those that it names."""
     holds = {layers[:at] for at in range(len(layers) + 1) if at == len(layers) or layers[at] == "."}
-    found = []
+    found: list[str] = []
     for path in sorted(paths, key=lambda path: path.count(".")):
         child = path.partition(".")[0]
         if places is not None and (path != child or places.get(child) != place):
@@ -347,7 +216,7 @@ def _empty(module: nn.Module, keep: nn.Module | None = None) -> None:
         module.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
 
 
-def _leave_out(layer: nn.Module, name: str, stage: PipelineStage, call: _LayerCall, index: int, own: range) -> None:
+def _leave_out(layer: nn.Module, name: str, stage: PipelineStage, call: LayerCall, index: int, own: range) -> None:
     _empty(layer)
     layer._modules.clear()
     takes_over, ends = index == own.start - 1, index == own.stop
@@ -396,77 +265,3 @@ def _end_early(base: nn.Module) -> None:
             return _StageOutput(stop.hidden)
 
     base.__dict__["forward"] = ending
-
-
-# Independence
-
-
-def _check_independence(base: nn.Module, own: Sequence[nn.Module], absent: Sequence[nn.Module]) -> None:
-    """Nothing that reaches this stage's layers, or comes out, is made of token ids or of what was left out.
-
-    Raises:
-        BackendError: something is.
-    """
-    names = {module: name for name, module in base.named_modules()}
-
-    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if any(_is_foreign(item) for item in tree_flatten((args, kwargs))[0]):
-            raise BackendError(
-                f"{names[module]} of {type(base).__name__} needs more than the hidden states of the layer before it "
-                "(token ids, or what is computed on the first stage): no stages."
-            )
-
-    def mark_ids(module: nn.Module, args: Any, kwargs: Any) -> None:
-        for item in tree_flatten((args, {k: v for k, v in kwargs.items() if k != "position_ids"}))[0]:
-            _mark(item)
-
-    def mark_output(module: nn.Module, args: Any, output: Any) -> None:
-        _mark(output)
-
-    hooks = [layer.register_forward_pre_hook(check, with_kwargs=True) for layer in own]
-    hooks.append(base.register_forward_pre_hook(mark_ids, with_kwargs=True))
-    hooks += [module.register_forward_hook(mark_output) for module in absent]
-    try:
-        with _following():
-            hidden = _run(base)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if _is_foreign(hidden):
-        raise BackendError(
-            f"{type(base).__name__} adds something of the first stage to what its layers give: no stages."
-        )
-
-
-def _mark(item: Any) -> None:
-    if isinstance(item, torch.Tensor):
-        setattr(item, _FOREIGN, True)
-
-
-def _is_foreign(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and getattr(item, _FOREIGN, False)
-
-
-class _Follow(TorchDispatchMode):
-    """What is made of something foreign is foreign."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        if func.overloadpacket not in _WITHOUT_VALUES and any(map(_is_foreign, tree_flatten((args, kwargs))[0])):
-            for item in tree_flatten(output)[0]:
-                _mark(item)
-        return output
-
-
-_aten = torch.ops.aten
-_WITHOUT_VALUES = {
-    _aten.new_zeros, _aten.new_ones, _aten.new_full, _aten.new_empty, _aten.zeros_like, _aten.ones_like,
-    _aten.full_like, _aten.empty_like,
-}  # fmt: skip
-
-
-@contextmanager
-def _following() -> Iterator[None]:
-    with _Follow():
-        yield

@@ -67,9 +67,9 @@ def check_something_is_divided(base: nn.Module, build: BuildContext, blocks: boo
 
 
 def _divides_experts(base: nn.Module) -> bool:
-    return any(name.rpartition(".")[2] == "experts" and "forward" in vars(m) for name, m in base.named_modules()) or any(
-        isinstance(m, Experts) for m in base.modules()
-    )
+    return any(
+        name.rpartition(".")[2] == "experts" and "forward" in vars(m) for name, m in base.named_modules()
+    ) or any(isinstance(m, Experts) for m in base.modules())
 
 
 def apply_plan(build: BuildContext, base: nn.Module, plan: TensorPlan | None) -> None:

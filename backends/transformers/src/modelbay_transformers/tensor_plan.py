@@ -9,7 +9,6 @@ Legend: N query heads, K kv heads, D head size, E value head size.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from modelbay.errors import BackendError
-from modelbay.plans import name_pattern
 from modelbay.trace import Trace
+from modelbay_transformers.plans import pattern_of, planned_styles
 from modelbay_transformers.probe import AttentionFacts
 from modelbay_transformers.shares import NotShared
 from modelbay_transformers.simulate import (
@@ -78,47 +77,10 @@ def plan_tensors(
     """
     inside = tuple(f"{name}." for name in opaque)
     outside = {name: inputs for name, inputs in linears.items() if not name.startswith(inside)}
-    planned = {name: style for name, style in _planned(base, config).items() if name in outside}
+    planned = {name: style for name, style in planned_styles(base, config).items() if name in outside}
     planner = _Planner(base, size, [facts for facts in attention if not facts.name.startswith(inside)], outside, opaque)
     planner.propose(planned)
     return planner.settle()
-
-
-def plans_of(base: nn.Module, config: Any) -> Iterable[tuple[str, str, str]]:
-    """(prefix, pattern, style) of the config's tensor plan and those of its sub-configs, each for the part of the model
-    that is built from it."""
-    parts = [config, *(getattr(config, key, None) for key in getattr(config, "sub_configs", ()))]
-    for part in parts:
-        plan = getattr(part, "base_model_tp_plan", None) or {}
-        prefix = "" if part is config else _built_from(base, part)
-        if prefix is not None:
-            for pattern, style in plan.items():
-                yield f"{prefix}.{pattern}" if prefix else pattern, style, type(part).__name__
-
-
-def _built_from(base: Any, part: Any) -> str | None:
-    """The name of the outermost module that has this config."""
-    if part is None:
-        return None
-    if type(getattr(base, "config", None)) is type(part):
-        return ""
-    names = [name for name, module in base.named_modules() if type(getattr(module, "config", None)) is type(part)]
-    return min(names, key=lambda name: name.count("."), default=None)
-
-
-def _planned(base: nn.Module, config: Any) -> dict[str, str]:
-    """Module or parameter -> style."""
-    names = [name for name, _ in base.named_modules()] + [name for name, _ in base.named_parameters()]
-    found: dict[str, str] = {}
-    for pattern, style, _ in plans_of(base, config):
-        matches = name_pattern(pattern).fullmatch
-        found.update((name, style) for name in names if matches(name))
-    return found
-
-
-def pattern_of(name: str) -> str:
-    """``layers.3.mlp`` as ``layers.*.mlp``."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 class _Planner:
@@ -177,13 +139,20 @@ class _Planner:
             for name in names:
                 if name in planned:
                     continue
-                wide = width > self._linear(name).in_features and width % self.size == 0
+                wide = width > self._linear(name).in_features and width % self.size == 0 and not self._fed(name)
                 pair = len(names) > 1 and width % self.size == 0 and self._taken_up(parent, width)
                 if facts is not None:
                     if self._before(name, facts) and (width in _head_widths(facts) or self._unpacks(name, facts)):
                         yield name
                 elif wide or pair:
                     yield name
+
+    def _fed(self, name: str) -> bool:
+        """Whether a sibling that was called before it gives as much as it takes: it is the second of the two."""
+        order, takes = self.simulation.order, self._linear(name).in_features
+        earlier = (other for other in order[: order.index(name)] if other in self.linears)
+        siblings = (other for other in earlier if other.rpartition(".")[0] == name.rpartition(".")[0])
+        return any(self._linear(other).out_features == takes for other in siblings)
 
     def _taken_up(self, parent: str, width: int) -> bool:
         siblings = (name for name in self.linears if name.rpartition(".")[0] == parent)

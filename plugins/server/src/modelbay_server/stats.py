@@ -27,11 +27,11 @@ class EngineStats:
 
 def engine_stats(engine: Any) -> EngineStats:
     """Read on the engine's own thread, between two steps."""
-    scheduler, pool = engine.scheduler, engine.kv.pool
+    schedulers, pools = [lane.scheduler for lane in engine.lanes], [lane.kv.pool for lane in engine.lanes]
     return EngineStats(
-        waiting=len(scheduler.waiting),
-        running=len(scheduler.running),
-        free_blocks=pool.num_free,
-        blocks=pool.num_usable,
-        preemptions=scheduler.num_preemptions,
+        waiting=sum(len(scheduler.waiting) for scheduler in schedulers),
+        running=sum(len(scheduler.running) for scheduler in schedulers),
+        free_blocks=sum(pool.num_free for pool in pools),
+        blocks=sum(pool.num_usable for pool in pools),
+        preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
     )

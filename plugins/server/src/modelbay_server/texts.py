@@ -76,6 +76,15 @@ def check_variables(model: LoadedModel, variables: Mapping[str, Any]) -> None:
             raise UsageError(f"chat_template_kwargs: the model's template has no variable {name[:100]!r}.")
 
 
+def prepare_grammar(model: LoadedModel, params: Any) -> None:
+    """Compile what the output must be, so that the engine's thread finds it done: that may take seconds.
+
+    Raises:
+        UsageError: it cannot be compiled.
+    """
+    model.llm.engine.grammars.constraint(params.structured_outputs, [])
+
+
 def template_text(model: LoadedModel) -> str:
     """The model's chat template; all of them, where it has several; "" where it has none."""
     template = getattr(model.tokenizer, "chat_template", None) or ""

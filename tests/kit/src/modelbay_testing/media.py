@@ -49,6 +49,7 @@ class TinyMedia(CausalLM):
     media_kinds: tuple[str, ...] = ("image", "audio")
     bidirectional = False
     tight = False
+    projection: torch.Tensor
 
     def __init__(self, config: Any, build: Any) -> None:
         super().__init__(config, build)
@@ -196,8 +197,10 @@ class DirectModel:
             0
         ]
 
-    def greedy(self, ids: list[int], values: list[torch.Tensor], count: int, tight: bool = False) -> list[int]:
-        out = list(ids)
-        for _ in range(count):
-            out.append(int(self.logits(out, values, tight, len(ids))[-1].argmax()))
-        return out[-count:]
+    def likeliest(
+        self, ids: list[int], values: list[torch.Tensor], output: list[int], tight: bool = False
+    ) -> list[int]:
+        """After the prompt and each of its output tokens but the last: the token that is likeliest to follow."""
+        logits = self.logits([*ids, *output[:-1]], values, tight, len(ids))
+        found: list[int] = logits[len(ids) - 1 :].argmax(-1).tolist()
+        return found

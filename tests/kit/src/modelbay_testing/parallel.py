@@ -75,8 +75,8 @@ def run_mesh(
 def mesh_logits(
     path: str | Path, mesh: Mesh, sequences: Sequence[Sequence[int]], *, decoded: int = 3, **arguments: Any
 ) -> list[torch.Tensor]:
-    """The logits of every sequence, [S, V] (of a model without a head, its hidden states [S, H]); ranks that share a last
-    stage must have the same."""
+    """The logits of every sequence, [S, V] (of a model without a head, its hidden states [S, H]); ranks that share a
+    last stage must have the same."""
     found: list[torch.Tensor | None] = [None] * len(sequences)
     for ran in run_mesh(path, mesh, sequences, decoded=decoded, **arguments):
         if ran.logits is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -29,7 +29,7 @@ def open_writer(name: str) -> Writer:
     if name == "-":
         return JsonLines(sys.stdout, None)
     path = Path(name)
-    makers = {".npy": _npy, ".jsonl": _jsonl}
+    makers: dict[str, Callable[[Path], Writer]] = {".npy": _npy, ".jsonl": _jsonl}
     if path.suffix not in makers:
         raise UsageError(f"--output {name}: the ending says the format: .npy or .jsonl.")
     try:

@@ -117,6 +117,7 @@ class Experts(nn.Module):
     of one replica see the same ones, and need not.
     """
 
+    counts: torch.Tensor
     styles: ClassVar[Mapping[str, str]] = {
         "": "moe_tp_experts", "gate_up_proj": "packed_colwise", "down_proj": "rowwise",
     }  # fmt: skip

@@ -53,7 +53,7 @@ def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     if rate == wanted:
         return samples
     try:
-        import soxr  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import soxr
     except ImportError as error:
         raise UsageError(
             f"audio: its rate is {rate} Hz and the model takes {wanted} Hz, which needs soxr to convert.",
@@ -138,7 +138,7 @@ def _scaled(content: bytes, width: int) -> np.ndarray:
 
 def _read_with_soundfile(data: bytes) -> tuple[np.ndarray, int]:
     try:
-        import soundfile  # type: ignore[import-untyped]
+        import soundfile
     except ImportError as error:
         raise UsageError(
             "audio: it is no PCM WAV file, and other formats need soundfile, which is not installed.",

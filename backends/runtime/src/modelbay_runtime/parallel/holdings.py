@@ -163,9 +163,7 @@ def _padding(target: Target, rank: int) -> int:
     return (rows - (own[1] - own[0])) * prod(rest)
 
 
-def _active(
-    resolution: Resolution, named: Mapping[str, Target], whole: Mapping[str, int]
-) -> ActiveParameters | None:
+def _active(resolution: Resolution, named: Mapping[str, Target], whole: Mapping[str, int]) -> ActiveParameters | None:
     config = resolution.config
     routed = sum(size for name, size in whole.items() if ROUTED.search(name))
     chosen = config.get("num_experts_per_tok")

@@ -63,7 +63,7 @@ def report_plan(model: nn.Module, arch: ArchSpec, mesh: Mesh, trace: Trace) -> N
     rows: dict[str, tuple[str, str]] = {}
     for name, target in find_targets(model, tie=False).by_name.items():
         logical = name.removeprefix(_BASE)
-        owner, _, attribute = logical.rpartition(".")
+        owner = logical.rpartition(".")[0]
         packed_in = target.storage.name.removeprefix(_BASE)
         style = styles.get(logical) or styles.get(packed_in) or styles.get(owner, REPLICATED)
         if mesh.expert_parallel and ROUTED.search(logical):

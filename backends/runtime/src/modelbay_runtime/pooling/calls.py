@@ -1,4 +1,4 @@
-"""What `LLM.embed`, `classify`, `score` and `encode` were given, checked and tokenized: nothing runs before all is well."""
+"""What `LLM.embed`, `classify`, `score`, `encode` were given, checked and tokenized before anything runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from modelbay_runtime.engine.prompts import Prompt, PromptLike, fit_prompt, list
 from modelbay_runtime.pooling.inputs import (
     DOCUMENT,
     QUERY,
+    check_takes_texts,
     numbered,
     prompt_for,
     prompt_text,
@@ -95,12 +96,13 @@ def score_prompts(llm: LLM, queries: list[str], documents: list[str], params: Po
             f"a score is made by a classifier with one label, and this one has {spec.num_labels}.",
             hint="Use classify.",
         )
+    check_takes_texts(spec)
     [wanted] = _params(params, "score", 1)
     engine = llm.engine
     prompts = numbered(
         list(zip(queries, documents, strict=True)),
         lambda pair: read_pair(
-            *pair, engine.tokenizer, config.vocab_size, wanted, engine.max_model_len,
+            pair[0], pair[1], engine.tokenizer, config.vocab_size, wanted, engine.max_model_len,
             num_types=config.get("type_vocab_size"), lower=spec.lower_case,
         ),
     )  # fmt: skip
@@ -140,9 +142,7 @@ def cosines(outputs: Sequence[EmbeddingOutput], places: Sequence[tuple[int, int]
     return found
 
 
-def _params(
-    params: PoolingParams | Sequence[PoolingParams] | None, task: str, count: int
-) -> list[PoolingParams]:
+def _params(params: PoolingParams | Sequence[PoolingParams] | None, task: str, count: int) -> list[PoolingParams]:
     """One for each prompt, each with its task."""
     given = PoolingParams() if params is None else params
     several = [given] * count if isinstance(given, PoolingParams) else list(given)
@@ -165,8 +165,7 @@ def _read(
     numbers = iter(params)
 
     def read(item: Any) -> Prompt:
-        is_text = isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("prompt"), str))
-        return _one(llm, item, next(numbers), before if is_text or not only_texts else "")
+        return _one(llm, item, next(numbers), before if _is_text(item) or not only_texts else "")
 
     prompts = numbered(items, read)
     _check(llm, prompts, params)
@@ -175,6 +174,8 @@ def _read(
 
 def _one(llm: LLM, item: Any, params: PoolingParams, before: str) -> Prompt:
     engine, spec = llm.engine, llm.resolution.pooling
+    if _is_text(item) and params.task is not None:
+        check_takes_texts(spec)
     prompt = read_text(
         item, engine.tokenizer, llm.resolution.config.vocab_size, params, engine.max_model_len,
         before=before, lower=spec is not None and spec.lower_case,
@@ -182,6 +183,10 @@ def _one(llm: LLM, item: Any, params: PoolingParams, before: str) -> Prompt:
     if before and spec is not None and not spec.include_prompt:
         return dataclasses.replace(prompt, not_pooled=tokens_before(engine.tokenizer, before))
     return prompt
+
+
+def _is_text(item: Any) -> bool:
+    return isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("prompt"), str))
 
 
 def _check(llm: LLM, prompts: list[Prompt], params: Sequence[PoolingParams]) -> None:

@@ -114,7 +114,10 @@ def as_pooling_model(module: nn.Module, resolution: Resolution, build: BuildCont
 
 
 def read_by(
-    classify: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], like: torch.Tensor, pad: int | None, ids: Sequence[int]
+    classify: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    like: torch.Tensor,
+    pad: int | None,
+    ids: Sequence[int],
 ) -> str:
     """Which token a head reads, by trial: rows of random hidden states are changed one by one, among ordinary tokens
     and among special ones, and it is seen when the logits change. "all" where that is not one token by rule.

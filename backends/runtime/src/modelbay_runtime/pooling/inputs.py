@@ -33,6 +33,18 @@ def numbered(items: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
+def check_takes_texts(spec: PoolingSpec | None) -> None:
+    """Raises:
+    UsageError: the model was made for conversations.
+    """
+    if spec is not None and spec.as_messages:
+        raise UsageError(
+            "this model puts every text into its chat template first (sentence_bert_config.json, modality_config), "
+            "which is not done here.",
+            hint="Give token ids of the rendered conversation, as prompt_token_ids.",
+        )
+
+
 def prompt_text(spec: PoolingSpec | None, name: str | None, prompt: str | None) -> str:
     """The text that is put before every text: the one given, the one of that name, or the model's default.
 
@@ -53,8 +65,8 @@ def prompt_text(spec: PoolingSpec | None, name: str | None, prompt: str | None) 
 
 
 def prompt_for(spec: PoolingSpec | None, names: tuple[str, ...]) -> str:
-    """The first of these prompts that the model has, else its default one."""
-    name = next((name for name in names if spec is not None and spec.prompts.get(name)), None)
+    """The first of these prompts that the model has (an empty one is one), else its default one."""
+    name = next((name for name in names if spec is not None and name in spec.prompts), None)
     return prompt_text(spec, name, None)
 
 

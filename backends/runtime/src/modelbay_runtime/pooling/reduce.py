@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -20,8 +21,8 @@ class Chunk:
 
     Args:
         key: the request. begin: its first row in the step's hidden states; count: how many rows.
-        first: position of the first of these tokens. total: tokens of the sequence; ``token_ids`` are all of them, where they
-        matter.
+        first: position of the first of these tokens. total: tokens of the sequence; ``token_ids``: all of them, where
+            they matter.
     """
 
     key: str
@@ -60,8 +61,8 @@ def reduce_step(hidden: torch.Tensor, chunks: Sequence[Chunk], mode: str) -> lis
     rows = [range(chunk.begin + cut, chunk.begin + cut + n) for (chunk, cut), n in zip(pooled, lengths, strict=True)]
     values = _rows(hidden, rows).float()
     if mode == "weighted_mean":
-        places = [place for chunk, cut in pooled for place in range(chunk.first + cut + 1, chunk.first + chunk.count + 1)]
-        values = values * torch.tensor(places, dtype=torch.float32, device=hidden.device)[:, None]
+        places = [torch.arange(c.first + cut + 1, c.first + c.count + 1, dtype=torch.float32) for c, cut in pooled]
+        values = values * torch.cat(places).to(hidden.device)[:, None]
     reduce = "max" if mode == "max" else "sum"
     size = torch.tensor(lengths, device=hidden.device)
     sums = torch.segment_reduce(values, reduce, lengths=size, axis=0)
@@ -100,7 +101,7 @@ def _picked(hidden: torch.Tensor, chunks: Sequence[Chunk], mode: str) -> list[to
 
 def _rows(hidden: torch.Tensor, ranges: Sequence[range]) -> torch.Tensor:
     """The rows of these ranges, one after another; no copy where they follow one another."""
-    follow = all(a.stop == b.start for a, b in zip(ranges, ranges[1:], strict=False))
+    follow = all(a.stop == b.start for a, b in pairwise(ranges))
     if follow and ranges:
         return hidden[ranges[0].start : ranges[-1].stop]
     return torch.cat([hidden[rows.start : rows.stop] for rows in ranges])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from modelbay.errors import UsageError
@@ -57,7 +58,7 @@ class StructuredOutputs:
                 f"structured_outputs: {name} has {len(text):,} characters, and at most {MAX_CHARS[kind]:,} are allowed."
             )
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, str]:
         """The kind ("json", "regex", "choice" or "grammar") and its text: equal keys mean the same grammar."""
         if self.regex is not None:

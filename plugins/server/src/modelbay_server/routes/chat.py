@@ -15,7 +15,7 @@ from modelbay_server.models import ServedModel
 from modelbay_server.schemas.chat import ChatBody, has_media, plain_messages
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import EventStream, until_disconnect
-from modelbay_server.texts import read_chat
+from modelbay_server.texts import prepare_grammar, read_chat
 
 router = APIRouter(route_class=JsonRoute, tags=["generate"])
 
@@ -43,6 +43,8 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Re
             continue_final_message=body.continue_final_message,
         )
         prompt = await state.with_text(length, read, media=has_media(messages))
+        if params.structured_outputs is not None:
+            await state.beside(partial(prepare_grammar, model, params))
         job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
         await job.admitted()
         answer = ChatAnswer(body, model)

@@ -15,7 +15,7 @@ from modelbay_server.models import ServedModel
 from modelbay_server.schemas.completions import CompletionBody
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import EventStream, until_disconnect
-from modelbay_server.texts import read_prompts
+from modelbay_server.texts import prepare_grammar, read_prompts
 
 router = APIRouter(route_class=JsonRoute, tags=["generate"])
 
@@ -34,6 +34,8 @@ async def _answer(body: CompletionBody, served: ServedModel, state: ServerState)
         length = sum(len(prompt) for prompt in body.prompt)
         read = partial(read_prompts, model, body.prompt, add_special_tokens=body.add_special_tokens)
         prompts = await state.with_text(length, read)
+        if params.structured_outputs is not None:
+            await state.beside(partial(prepare_grammar, model, params))
         job = stack.enter_context(
             model.loop.submit([Item(prompt, params) for prompt in prompts], stream=bool(body.stream))
         )

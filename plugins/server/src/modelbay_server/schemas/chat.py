@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from modelbay.errors import UsageError
 from modelbay_runtime.sampling_params import SamplingParams
-from modelbay_server.schemas.common import SamplingBody, check_total, structured
+from modelbay_server.schemas.common import SamplingBody, check_total
 
 #: Parts of a message that are no text.
 _MEDIA = ("image_url", "input_audio", "audio_url")
@@ -117,13 +117,13 @@ class ChatBody(SamplingBody):
         if both and "add_generation_prompt" in self.model_fields_set:
             raise UsageError("add_generation_prompt and continue_final_message exclude each other.")
 
-    def _structured(self) -> Any:
+    def _structured(self) -> dict[str, Any]:
         assert self.response_format is not None
         if self.response_format.type == "json_object":
-            return structured(json_object=True)
+            return {"json_object": True}
         if self.response_format.json_schema is None:
             raise UsageError("response_format of type json_schema needs json_schema.")
-        return structured(json=self.response_format.json_schema.schema_)
+        return {"json": self.response_format.json_schema.schema_}
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

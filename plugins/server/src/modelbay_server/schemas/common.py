@@ -119,7 +119,7 @@ class SamplingBody(Body):
         if self.structured_outputs is not None:
             if "structured_outputs" in more:
                 raise UsageError("response_format and structured_outputs exclude each other.")
-            given["structured_outputs"] = structured(**self.structured_outputs)
+            given["structured_outputs"] = self.structured_outputs
         return SamplingParams(**given)
 
 
@@ -128,26 +128,6 @@ _SAMPLING = (
     "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "ignore_eos", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "prompt_logprobs",
 )  # fmt: skip
-
-
-def structured(**wanted: Any) -> Any:
-    """What the output must be, for the engine.
-
-    Raises:
-        UsageError: the runtime that is installed cannot do that, or not that.
-    """
-    try:
-        from modelbay_runtime.structured import StructuredOutputs
-    except ImportError as error:
-        raise UsageError("structured output is not offered by the runtime that is installed.") from error
-    known = {"json", "json_object", "regex", "choice", "grammar"}
-    unknown = ", ".join(sorted(wanted.keys() - known))
-    if unknown:
-        raise UsageError(f"structured_outputs knows {', '.join(sorted(known))}, not {unknown[:200]}.")
-    try:
-        return StructuredOutputs(**wanted)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
 
 
 def check_total(prompts: int, n: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from modelbay_testing.matrix.cases import all_cases
 from modelbay_testing.matrix.data import counts, render, to_data, write_data
+from modelbay_testing.matrix.ranks import WRONG, keep_ranks, matching_cases, run_on_ranks
 from modelbay_testing.matrix.run import run_cases
 
 ROOT = Path.cwd()
@@ -20,8 +21,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these (generate/llama, or llama); nothing is written then")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ranks", action="store_true", help="those that match, on two ranks and in two stages")
     parser.add_argument("--page", action="store_true", help="only write the page from the data")
     args = parser.parse_args()
+    if args.ranks:
+        return _on_ranks(set(args.names), args.workers)
     if not args.page:
         wanted = set(args.names)
         cases = [case for case in all_cases() if not wanted or wanted & {case.name, case.model_type}]
@@ -39,12 +43,33 @@ def main() -> int:
     return 0
 
 
+def _on_ranks(wanted: set[str], workers: int) -> int:
+    """Try what matches in one process on ranks, and add what is found to the data (as it comes, each by itself)."""
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    cases = matching_cases(data, all_cases())
+    cases = [case for case in cases if not wanted or wanted & {case.name, case.model_type}]
+    wrong = []
+    for case, found in run_on_ranks(cases, workers):
+        print(f"{case.name}  {', '.join(f'{field}: {answer}' for field, answer in found.items())}", flush=True)
+        data = json.loads(DATA.read_text(encoding="utf-8"))
+        for model in data["models"]:
+            if (model["task"], model["model_type"]) == (case.task, case.model_type):
+                model.update(found)
+        write_data(DATA, data)
+        wrong += [case.name for answer in found.values() if answer.startswith(WRONG)]
+    write_page()
+    if wrong:
+        print(f"\nwrong: {', '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
 def _write(outcomes: list) -> list[str]:
     """Write the data; returns what matched before and does not now."""
     from importlib.metadata import version
 
     data = to_data(outcomes, version("transformers"))
     before = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {"models": []}
+    keep_ranks(data, before)
     write_data(DATA, data)
     print(*(f"{task} {outcome}: {count}" for (task, outcome), count in sorted(counts(data).items())), sep="\n")
     matching = {(m["task"], m["model_type"]) for m in data["models"] if m["outcome"] == "matches"}

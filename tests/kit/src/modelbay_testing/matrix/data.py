@@ -25,6 +25,9 @@ no hidden state; of a classifier: no logit of a class) differs from Transformers
 more. What does not match is refused before weights are loaded, for the reason given here. `modelbay list-archs --all`
 shows the same list; `modelbay explain MODEL` probes the model at hand, with its own config.
 
+What matches was run once more on two ranks that share its layers (tensor parallel), and as two stages (pipeline): "yes"
+where the same holds, else the reason for which it is refused, before weights are loaded too.
+
 Custom models that a repository brings are checked in the same way when they are loaded: see
 [Run a custom model](how-to/custom-models.md).
 """
@@ -95,11 +98,21 @@ def _native_table(native: Sequence[Any]) -> list[str]:
 
 def _matching_table(models: Sequence[dict[str, Any]]) -> list[str]:
     lines = ["", "### On Transformers' model code", ""]
-    lines += ["| Model type | Architecture | Example | Note |", "| --- | --- | --- | --- |"]
+    ranks = any("tp" in model for model in models)
+    lines += [
+        f"| Model type | Architecture | Example | {'Tensor parallel | Pipeline | ' * ranks}Note |",
+        f"| --- | --- | --- | {'--- | --- | ' * ranks}--- |",
+    ]
     for model in models:
         example = f"`{model['example']}`" if "example" in model else ""
-        lines.append(f"| {model['model_type']} | {model['architecture']} | {example} | {model.get('note', '')} |")
+        cells = [model["model_type"], model["architecture"], example]
+        cells += [_on_ranks(model.get(field, "")) for field in ("tp", "pp") if ranks]
+        lines.append(f"| {' | '.join([*cells, model.get('note', '')])} |")
     return lines
+
+
+def _on_ranks(answer: str) -> str:
+    return "yes" if answer == "matches" else _cell(answer and f"no: {answer}")
 
 
 def _cell(text: str) -> str:

@@ -6,7 +6,7 @@ The batch mixes text alone, one item, and two items with text between and around
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,42 @@ from modelbay_testing.matrix.attempt import TOLERANCE, Outcome, _randomize, refu
 from modelbay_testing.matrix.cases import Case
 from modelbay_testing.matrix.media_inputs import Inputs, item_inputs, vision_of
 from modelbay_testing.matrix.media_run import MediaRequest, MediaRunner
-from modelbay_testing.tiny_configs import FIRST_MEDIA_ID, tiny_config
+from modelbay_testing.tiny_configs import FIRST_MEDIA_ID, VOCAB_SIZE, tiny_config
 
 OUTPUT_TOKENS = 16
 
 
-def media_config(case: Case) -> Any:
-    """A tiny config whose images are small too."""
+def media_config(case: Case, overrides: Mapping[str, Any] | None = None) -> Any:
+    """A tiny config whose images are small too. ``overrides``: in the place of the family's."""
     from modelbay_testing.matrix.media_configs import MEDIA
 
-    config = tiny_config(case.model_type, **MEDIA.get(case.model_type, {}))
+    given = dict(MEDIA.get(case.model_type, {}) if overrides is None else overrides)
+    config = tiny_config(case.model_type, **given)
     vision = vision_of(config)
     patch, size = getattr(vision, "patch_size", None), getattr(vision, "image_size", None)
-    if "image_size" not in str(MEDIA.get(case.model_type, {})) and isinstance(patch, int) and isinstance(size, int):
+    if "image_size" not in str(given) and isinstance(patch, int) and isinstance(size, int):
         vision.image_size = 4 * patch
     for name in ("audio_config", "encoder_config"):
         audio = getattr(config, name, None)
-        if getattr(audio, "max_source_positions", None):
+        if getattr(audio, "max_source_positions", None) and "max_source_positions" not in str(given):
             audio.max_source_positions = 32
+    pinpoints = getattr(config, "image_grid_pinpoints", None)
+    if isinstance(pinpoints, (list, tuple)):
+        side = vision.image_size
+        config.image_grid_pinpoints = [[side, 2 * side], [2 * side, side]]
+    for number, name in enumerate(("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")):
+        if hasattr(config, name) and not {name, name.replace("index", "id")} & set(given):
+            _set_id(config, name, FIRST_MEDIA_ID + number // 2)
     _share_out_rotary(config, case.architecture)
     config.architectures = [case.architecture]
     return config
+
+
+def _set_id(config: Any, name: str, value: int) -> None:
+    """Ids that a prompt's text does not have."""
+    found = getattr(config, name)
+    if found is None or (isinstance(found, int) and not FIRST_MEDIA_ID <= found < VOCAB_SIZE):
+        setattr(config, name, value)
 
 
 def _share_out_rotary(config: Any, architecture: str) -> None:
@@ -107,7 +122,7 @@ def _compare(config: Any, reference: Any, case: Case, folder: Path) -> tuple[flo
     if not usable:
         raise ValueError(f"no inputs could be made for {' and '.join(kinds)}")
     requests, given = _requests(config, reference, usable)
-    MediaRunner(built.module, built.kv_specs, requests, OUTPUT_TOKENS).run()
+    MediaRunner(built.module, built.kv_specs, requests, OUTPUT_TOKENS, FIRST_MEDIA_ID).run()
     worst, scale = 0.0, 0.0
     for request, inputs in zip(requests, given, strict=True):
         expected = _reference_logits(reference, config, request, inputs)
@@ -133,8 +148,10 @@ def _requests(config: Any, reference: Any, usable: Any) -> tuple[list[MediaReque
             else:
                 kind, inputs, rows = part
                 span = [placeholder(config, kind)] * len(rows)
+                before, after = bounds(config, kind)
+                ids += before
                 items.append((kind, inputs, len(ids), span))
-                ids += span
+                ids += [*span, *after]
         media = lay_out(reference, ids, items) if items else None
         return MediaRequest(ids, media), [(kind, inputs) for kind, inputs, _, _ in items]
 
@@ -144,6 +161,13 @@ def _requests(config: Any, reference: Any, usable: Any) -> tuple[list[MediaReque
         plans.append([text(3), (kind, inputs[1], rows[1]), text(2), (kind, inputs[0], rows[0]), text(5)])
     pairs = [one(plan) for plan in plans]
     return [request for request, _ in pairs], [items for _, items in pairs]
+
+
+def bounds(config: Any, kind: str) -> tuple[list[int], list[int]]:
+    """Ids that a prompt has before and after an item, where the model's positions are counted from them."""
+    word = {"image": "vision", "audio": "audio"}[kind]
+    ids = [getattr(config, f"{word}_{side}_token_id", None) for side in ("start", "end")]
+    return tuple([] if value is None else [value] for value in ids)  # type: ignore[return-value]
 
 
 def placeholder(config: Any, kind: str) -> int:

@@ -102,7 +102,36 @@ def frames(config: Any, generator: torch.Generator, number: int) -> Inputs:
     return {"input_features": torch.randn(1, 30, size, generator=generator)}
 
 
-IMAGE_FORMS: tuple[Form, ...] = (patches, tiles, with_sizes, several, square_patches, plain)
+def merged_patches(config: Any, generator: torch.Generator, number: int) -> Inputs:
+    inputs = patches(config, generator, number)
+    return {**inputs, "image_merge_sizes": torch.tensor([2])}
+
+
+def packed_patches(config: Any, generator: torch.Generator, number: int) -> Inputs:
+    """[1, patches, values of one], and rows and columns: SigLIP 2."""
+    height, width = ((4, 6), (6, 4))[number % 2]
+    patch = vision_of(config).patch_size
+    pixels = torch.randn(1, height * width, 3 * patch * patch, generator=generator)
+    return {
+        "pixel_values": pixels, "spatial_shapes": torch.tensor([[height, width]]),
+        "pixel_attention_mask": torch.ones(1, height * width, dtype=torch.long),
+    }  # fmt: skip
+
+
+def asked(config: Any, generator: torch.Generator, number: int) -> Inputs:
+    """An image, and the question that a Q-Former reads beside it."""
+    ids = torch.randint(3, 200, (1, 6), generator=generator)
+    return {**plain(config, generator, number), "qformer_input_ids": ids, "qformer_attention_mask": torch.ones_like(ids)}
+
+
+def two_resolutions(config: Any, generator: torch.Generator, number: int) -> Inputs:
+    size = config.high_res_vision_config.image_size
+    return {**plain(config, generator, number), "high_res_pixel_values": torch.randn(1, 3, size, size, generator=generator)}
+
+
+IMAGE_FORMS: tuple[Form, ...] = (
+    patches, tiles, with_sizes, several, square_patches, merged_patches, packed_patches, asked, two_resolutions, plain,
+)  # fmt: skip
 AUDIO_FORMS: tuple[Form, ...] = (masked_spectrum, masked_spectrum_2, spectrum, frames)
 
 

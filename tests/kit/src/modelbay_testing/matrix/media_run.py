@@ -31,13 +31,19 @@ class MediaRequest:
 
 
 class MediaRunner:
-    """A loaded module with a cache of its own, block tables laid out once for the longest that requests become."""
+    """A loaded module with a cache of its own, block tables laid out once for the longest that requests become.
 
-    def __init__(self, module: Any, kv_specs: Any, requests: list[MediaRequest], output_tokens: int) -> None:
+    Args:
+        vocabulary: ids from here on are placeholders, and are not generated.
+    """
+
+    def __init__(
+        self, module: Any, kv_specs: Any, requests: list[MediaRequest], output_tokens: int, vocabulary: int
+    ) -> None:
         from modelbay_runtime.engine.kv_cache import KVCache
         from modelbay_runtime.engine.kv_layout import plan_layout
 
-        self.module, self.requests, self.output_tokens = module, requests, output_tokens
+        self.module, self.requests, self.output_tokens, self.vocabulary = module, requests, output_tokens, vocabulary
         self.rows = max((r.media.positions.shape[0] for r in requests if r.media and r.media.positions is not None), default=0)
         layout = plan_layout(dict(kv_specs), 16)
         needed = [-(-(len(r.ids) + output_tokens) // 16) for r in requests]
@@ -67,7 +73,7 @@ class MediaRunner:
         logits = self.module.logits(hidden).float().split([b - a for a, b in ranges])
         for request, rows in zip(self.requests, logits, strict=True):
             request.logits += list(rows)
-            request.output.append(int(rows[-1].argmax()))
+            request.output.append(int(rows[-1][: self.vocabulary].argmax()))
 
     def _embeds(self, ids: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor | None:
         if ranges[0][0] > 0 or not any(r.media for r in self.requests):

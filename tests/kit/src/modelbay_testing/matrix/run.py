@@ -22,8 +22,8 @@ _TIMEOUT = 180
 
 def run_cases(cases: Iterable[Case], workers: int = 2) -> Iterator[Outcome]:
     """The outcomes, as they come."""
-    pool: queue.Queue[_Worker] = queue.Queue()
-    made = [_Worker() for _ in range(workers)]
+    pool: queue.Queue[Worker] = queue.Queue()
+    made = [Worker() for _ in range(workers)]
     for worker in made:
         pool.put(worker)
 
@@ -47,20 +47,27 @@ def _described(outcome: Outcome) -> Outcome:
     return dataclasses.replace(outcome, example=example_of(outcome.model_type), note=note)
 
 
-class _Worker:
+class Worker:
     """A process of `modelbay_testing.matrix.worker`, started when it is first needed and again after its end."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def try_case(self, case: Case) -> Outcome:
+        answer, reason = self.ask(case.name)
+        if answer:
+            return Outcome(**json.loads(answer))
+        return Outcome(case.task, case.model_type, case.architecture, "fails", reason)
+
+    def ask(self, name: str) -> tuple[str, str]:
+        """The worker's line for a name; empty if its process came to an end, and how it did."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         alarm = threading.Timer(_TIMEOUT, process.kill)
         alarm.start()
         try:
-            process.stdin.write(case.name + "\n")
+            process.stdin.write(name + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         except BrokenPipeError:
@@ -69,10 +76,9 @@ class _Worker:
             late = not alarm.is_alive()
             alarm.cancel()
         if answer:
-            return Outcome(**json.loads(answer))
+            return answer, ""
         self.stop()
-        reason = f"it took more than {_TIMEOUT} s" if late else f"its process ended with {process.returncode}"
-        return Outcome(case.task, case.model_type, case.architecture, "fails", reason)
+        return "", f"it took more than {_TIMEOUT} s" if late else f"its process ended with {process.returncode}"
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -19,14 +20,19 @@ def main() -> None:
 
     from modelbay_testing.matrix.attempt import attempt
     from modelbay_testing.matrix.cases import all_cases
+    from modelbay_testing.matrix.ranks import PREFIX, attempt_ranks
 
     torch.set_num_threads(1)
     _quiet()
     cases = {case.name: case for case in all_cases()}
     for line in sys.stdin:
+        name = line.strip()
         with tempfile.TemporaryDirectory() as folder:
-            outcome = attempt(cases[line.strip()], Path(folder))
-        answers.write(json.dumps(outcome.to_dict()) + "\n")
+            if name.startswith(PREFIX):
+                found: dict[str, Any] = attempt_ranks(cases[name.removeprefix(PREFIX)], Path(folder))
+            else:
+                found = attempt(cases[name], Path(folder)).to_dict()
+        answers.write(json.dumps(found) + "\n")
 
 
 def _quiet() -> None:
