@@ -228,7 +228,6 @@ def test_an_unknown_architecture(refused: Callable[..., str], model: Path) -> No
         (["--frobnicate"], "No such option '--frobnicate'"),
         (["--hf-overrides", "{"], "Invalid value for '--hf-overrides': not JSON"),
         (["--hf-overrides", "[1]"], "a JSON object was expected, got [1]"),
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2: this version runs one process; use 1."),
         (["--tensor-parallel-size", "0"], "tensor_parallel_size must be a positive integer, got 0."),
         (["--dtype", "float12"], "float32, bfloat16, float16"),
         (["--device", "banana"], "device 'banana' is not a torch device"),

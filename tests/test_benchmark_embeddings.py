@@ -24,7 +24,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "embeddings", module)
     spec.loader.exec_module(module)
-    yield module
+    return module
 
 
 def test_texts_are_of_mixed_length_the_same_for_everybody_and_new_in_each_round(bench: Any) -> None:

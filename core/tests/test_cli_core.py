@@ -118,7 +118,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def find_files(reference: str, *, trace: Any, **kwargs: Any) -> Any:
         trace.decide("source", "files", reference, "local path")
-        return SimpleNamespace(commit="0" * 40)
+        return SimpleNamespace(commit="0" * 40, path=lambda name: None)
 
     monkeypatch.setattr("modelbay.source.find_files", find_files)
     monkeypatch.setattr("modelbay.config.load_config", lambda *arguments: config)

@@ -67,13 +67,24 @@ def checkpoint(tmp_path: Path, model_type: str, **overrides: Any) -> Path:
     return tiny_checkpoint(tmp_path / model_type, model_type, std=0.15, **{**SMALL[model_type], **overrides})
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3_moe", "gpt_oss", "cohere", "phi", "phi3", "olmo2"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "llama",
+        "gemma2",
+        "gpt_oss",
+        "cohere",
+        *(pytest.param(n, marks=pytest.mark.deep) for n in ("phi", "phi3", "olmo2")),
+    ],
+)
 def test_x5_tensor_parallel(model_type: str, tmp_path: Path) -> None:
     """Planned and inferred; soft-caps and windows; sinks; norms in and over heads; biased, scaled, tied heads."""
     check(checkpoint(tmp_path, model_type), TP2)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "opt", "gpt_oss"])
+@pytest.mark.parametrize(
+    "model_type", ["gemma2", "opt", *(pytest.param(n, marks=pytest.mark.deep) for n in ("llama", "gpt_oss"))]
+)
 def test_x6_stages(model_type: str, tmp_path: Path) -> None:
     """A tied embedding on both ends, a normalizer between embedding and layers, windows by the layer's place."""
     check(checkpoint(tmp_path, model_type, num_hidden_layers=2), PP2)
@@ -117,7 +128,7 @@ def test_case32_x9_a_vocabulary_that_does_not_divide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
 def test_x7_experts_split_over_ranks(model_type: str, tmp_path: Path) -> None:
-    """By the runtime's experts, and where they compute otherwise (clamped, interleaved, biased) by parts of the model's."""
+    """By the runtime's experts; where they compute otherwise (clamped, interleaved, biased), by parts of the model's."""
     path = checkpoint(tmp_path, model_type)
     check(path, EP2)
     [run, _] = run_mesh(path, EP2, SEQUENCES[:1], **engine(EP2))
@@ -129,6 +140,7 @@ def test_x7_replicas_exchange_tokens(tmp_path: Path) -> None:
     check(checkpoint(tmp_path, "qwen3_moe"), Mesh(dp=2, expert_parallel=True))
 
 
+@pytest.mark.deep
 def test_x7_replicas_and_shares_exchange_tokens(tmp_path: Path) -> None:
     check(checkpoint(tmp_path, "qwen3_moe", num_experts=8), Mesh(dp=2, tp=2, expert_parallel=True))
 
@@ -170,7 +182,7 @@ def test_x5_each_kind_of_parameter_is_in_the_trace(tmp_path: Path) -> None:
 
 def test_x5_nothing_planned_and_nothing_inferred_is_refused_before_loading(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)
-    with pytest.raises(BackendError, match="no tensor parallel plan .* none could be inferred"):
+    with pytest.raises(BackendError, match=r"no tensor parallel plan .* none could be inferred"):
         build(path, TP2)
 
 

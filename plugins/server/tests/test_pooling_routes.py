@@ -67,11 +67,7 @@ def test_the_openai_client_unpacks_what_it_asks_for(minilm: Any, llm: LLM) -> No
 
 def test_dimensions_are_cut_before_the_length_is_1(minilm: Any, llm: LLM) -> None:
     [whole] = llm.embed(TEXTS[0], PoolingParams(dimensions=8), use_tqdm=False)
-    answer = minilm.post("/v1/embeddings", {"input": TEXTS[0], "dimensions": 8})
-    if answer.status_code == 400:  # a model that was not trained to be cut
-        assert "dimensions" in answer.json()["error"]["message"]
-        return
-    vector = answer.json()["data"][0]["embedding"]
+    vector = minilm.post("/v1/embeddings", {"input": TEXTS[0], "dimensions": 8}).json()["data"][0]["embedding"]
     near(vector, whole.embedding)
     assert math.hypot(*vector) == pytest.approx(1, abs=1e-5)
 
@@ -101,7 +97,6 @@ def test_rerank_and_score_are_the_models_own(minilm: Any, llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/embeddings", {"input": ""}),
         ("/v1/embeddings", {"input": ["a", 5]}),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}),
         ("/v1/embeddings", {"input": "a", "dimensions": 10**6}),
@@ -122,9 +117,6 @@ def test_rerank_and_score_are_the_models_own(minilm: Any, llm: LLM) -> None:
 )
 def test_what_cannot_be_pooled_is_400(minilm: Any, path: str, body: dict[str, Any]) -> None:
     response = minilm.post(path, body)
-    if body.get("input") == "" and response.status_code == 200:
-        assert response.json()["usage"]["prompt_tokens"] == 2  # [CLS] and [SEP]: an empty text is a text
-        return
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
 

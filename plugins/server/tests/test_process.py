@@ -114,8 +114,8 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(tiny: Path) -> None:
 def test_requests_that_outlast_the_shutdown_are_cut_and_the_process_ends(tiny: Path) -> None:
     with process(str(tiny), "--shutdown-timeout", "1") as server:
         server.wait_until_ready()
-        with httpx.stream("POST", server.url + "/v1/completions", json={**LONG, "n": 100, "temperature": 1.0, "stream": True},
-                          timeout=60) as response:  # fmt: skip
+        body = {**LONG, "n": 100, "temperature": 1.0, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)

@@ -13,7 +13,9 @@ from modelbay.config import ModelConfig
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
 from modelbay.trace import Trace
+from modelbay.weights.matching import ANOTHER_STAGE
 from modelbay_runtime.api import BuildContext, KVSpec
+from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.layers.embedding import Head
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers import dispatch
@@ -31,7 +33,7 @@ from modelbay_transformers.pack import pack_linears
 from modelbay_transformers.plans import check_plans
 from modelbay_transformers.probe import ProbeResult, probe
 from modelbay_transformers.rotary import fix_rotary
-from modelbay_transformers.sliced import split_embedding
+from modelbay_transformers.sliced import looked_up_table, split_embedding
 from modelbay_transformers.stages import enter_stage, leave_out_head
 from modelbay_transformers.surgery import replace_head, replace_linears
 from modelbay_transformers.tensor_parallel import (
@@ -85,6 +87,7 @@ def assemble(
     room = position_room(base)
     stage = enter_stage(build.parallel, outer, base, prefix, classes.config, found, resolution)
     divide_experts(build, resolution.plugins, base, resolution.trace)
+    table = looked_up_table(build, outer, base)
     holder = StepHolder()
     fusion = fuse_layers(build, resolution.plugins, base, found.attention, holder)
     plan = plan_ranks(build, base, classes.config, found.attention, found.linears, set(fusion.layers), resolution.trace)
@@ -103,7 +106,7 @@ def assemble(
     rest = [name for name in found.linears if not name.startswith(inside) and not is_sliced(plan, name)]
     replaced += replace_linears(whole, base, rest)
     norms = replace_norms(build, base)
-    module = _wrap(classes, outer, base, prefix, kv_specs, holder, resolution, build)
+    module = _wrap(classes, outer, base, prefix, table, kv_specs, holder, resolution, build)
     module.max_positions, module.stage = room, stage
     if isinstance(module, TransformersForSequenceClassification):
         assert spec is not None, "a classifier was resolved as one"
@@ -176,6 +179,7 @@ def _wrap(
     outer: Any,
     base: Any,
     prefix: str,
+    table: nn.Embedding | None,
     kv_specs: Mapping[int, KVSpec],
     holder: StepHolder,
     resolution: Resolution,
@@ -186,8 +190,8 @@ def _wrap(
     if prefix and not build.parallel.is_last_stage:
         leave_out_head(outer, base, prefix, build.parallel)
     elif prefix and resolution.task != "classify":
-        _replace_head(outer, prefix, config, build)
-    split_embedding(build, outer, base)
+        _replace_head(outer, config, build, table)
+    split_embedding(build, outer, table)
     if prefix:
         if not build.parallel.is_last_stage:
             return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
@@ -200,12 +204,16 @@ def _wrap(
         return TransformersModel(base, kv_specs, holder, position_offset=offset)
     embedding = next((name for name, module in base.named_modules() if module is base.get_input_embeddings()), None)
     tied_to = f"model.{embedding}.weight" if config.tie_word_embeddings and embedding else None
-    head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
+    head: Any = Absent(ANOTHER_STAGE, tied_to if build.parallel.is_first_stage else None)
+    if build.parallel.is_last_stage:
+        whole = tied_to is not None and table is None
+        own = dataclasses.replace(build, parallel=ParallelContext()) if whole else build
+        head = Head(own, config.hidden_size, config.vocab_size, tied_to=tied_to)
     scale, softcap = logit_factors(config)
     return TransformersWithHead(base, head, scale, kv_specs, holder, softcap, position_offset=offset)
 
 
-def _replace_head(outer: Any, prefix: str, config: ModelConfig, build: BuildContext) -> None:
+def _replace_head(outer: Any, config: ModelConfig, build: BuildContext, table: nn.Embedding | None) -> None:
     head: Any = outer.get_output_embeddings()
     name = next((name for name, module in outer.named_modules() if module is head), None)
     if type(head) is not nn.Linear or name is None or head.weight.dtype != build.dtype:
@@ -214,8 +222,8 @@ def _replace_head(outer: Any, prefix: str, config: ModelConfig, build: BuildCont
     tied = embedding is not None and getattr(embedding, "weight", None) is head.weight
     if tied and not config.tie_word_embeddings:
         return  # the class ties them by another flag than the text config's: one parameter, as it is
-    if tied and build.parallel.tp.size > 1 and not isinstance(embedding, nn.Embedding):
-        return
+    if tied and build.parallel.tp.size > 1 and embedding is not table:
+        return  # the table is whole, and the head is the same parameter
     tied_to = (
         next((f"{n}.weight" for n, module in outer.named_modules() if module is embedding), None) if tied else None
     )

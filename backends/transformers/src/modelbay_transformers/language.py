@@ -80,6 +80,15 @@ def language_configs(outer: nn.Module, path: str) -> list[Any]:
     return list({id(config): config for config in found}.values())
 
 
+def head_of(outer: nn.Module, path: str) -> nn.Module:
+    """The nearest module around the language model that has a head over the vocabulary."""
+    for name in reversed(_above(path)):
+        module: Any = outer.get_submodule(name)
+        if hasattr(module, "get_output_embeddings") and module.get_output_embeddings() is not None:
+            return module
+    return outer
+
+
 def _above(path: str) -> list[str]:
     """"model.language_model" -> "", "model"."""
     parts = path.split(".")

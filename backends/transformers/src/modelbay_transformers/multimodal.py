@@ -25,7 +25,7 @@ from modelbay_transformers.attention import StepHolder
 from modelbay_transformers.beside import Beside
 from modelbay_transformers.gate import Gate
 from modelbay_transformers.item_inputs import BOTH_WAYS, IDS, OWN, PLACES
-from modelbay_transformers.language import language_configs, media_kinds
+from modelbay_transformers.language import head_of, language_configs, media_kinds
 from modelbay_transformers.masks import origin
 from modelbay_transformers.model import TransformersModel
 from modelbay_transformers.probe_run import attention_of
@@ -47,27 +47,35 @@ class TransformersForConditionalGeneration(TransformersModel):
         self, outer: nn.Module, path: str, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *, position_offset: int = 0
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
-        self._modules.update(outer._modules)
-        self._parameters.update(outer._parameters)
-        self._buffers.update(outer._buffers)
+        # The very same: what is loaded into this module is loaded into that one.
+        self._modules, self._parameters, self._buffers = outer._modules, outer._parameters, outer._buffers
         self._non_persistent_buffers_set = outer._non_persistent_buffers_set
         self._set_up(outer.get_submodule(path), kv_specs, holder, position_offset)
         self._outer = (outer,)
         self._gate = Gate(self.base)
         self._configs = language_configs(outer, path)
-        self._names = set(inspect.signature(outer.forward).parameters)
+        parameters = inspect.signature(outer.forward).parameters
+        self._names = set(parameters)
+        # Some classes do not run without an image: there the head is reached, and text embedded, without them.
+        self._needs_media = any(
+            value.default is value.empty and name != "input_ids" and value.kind is value.POSITIONAL_OR_KEYWORD
+            for name, value in parameters.items()
+        )
+        self._with_head = (head_of(outer, path) if self._needs_media else outer,)
         self._beside = Beside.of(self.base, outer.config)
         self.media_kinds = media_kinds(outer)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, H] -> [R, V]."""
         ids = hidden.new_zeros((1, hidden.shape[0]), dtype=torch.long)
-        output = self._gate.give(self._outer[0], hidden[None], input_ids=ids, use_cache=False, return_dict=True)
+        output = self._gate.give(self._with_head[0], hidden[None], input_ids=ids, use_cache=False, return_dict=True)
         logits: torch.Tensor = output.logits[0]
         return logits
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, H + E]; what is given for placeholders is not of use."""
+        if self._needs_media:
+            return self._outer[0].get_input_embeddings()(input_ids)  # type: ignore[no-any-return, operator]
         return self._beside.pack(self._arriving({"input_ids": input_ids[None]}), None)
 
     def encode_media(self, item: MediaItem) -> torch.Tensor:

@@ -86,10 +86,6 @@ def _wanted(files: ModelFiles) -> tuple[str, ...]:
 class NoVideos:
     """In the place of a processor of videos, which are not served: theirs needs packages that the others do not."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a processor asks of its parts when it is written down."""
-        return {}
-
 
 def with_parts(cls: Any, tokenizer: Any) -> Any:
     """The class, which takes this tokenizer instead of loading one, and needs no processor of videos."""
@@ -112,6 +108,9 @@ def with_parts(cls: Any, tokenizer: Any) -> Any:
             if isinstance(argument, NoVideos):
                 return NoVideos
             return super().check_argument_for_proper_class(argument_name, argument)
+
+        def __repr__(self) -> str:  # Transformers logs it, as JSON of all parts
+            return cls.__name__
 
     Part.__name__, Part.__qualname__, Part.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return Part

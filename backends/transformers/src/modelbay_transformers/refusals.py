@@ -8,5 +8,6 @@ REFUSED: dict[str, str] = {
     "gemma3n": "its vision tower is built by timm, which is not tested here; gemma3n_text is its language model",
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
+    "shieldgemma2": "its checkpoints classify images (ShieldGemma2ForImageClassification), and do not generate",
     "zamba": "its layers keep a state (Mamba), which is not served",
 }

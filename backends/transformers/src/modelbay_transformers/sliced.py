@@ -5,16 +5,20 @@ Legend: T tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.layers.embedding import Embedding, vocabulary_shard
 from modelbay_runtime.layers.linear import Linear, parameter
 from modelbay_runtime.layout import Section, Shard
+from modelbay_transformers import dispatch
+from modelbay_transformers.probe_run import NeedsValues, run_on_meta
 from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT
 from modelbay_transformers.surgery import input_embedding
 
@@ -84,16 +88,25 @@ class AnyEmbedding(Embedding):
         return super().forward(input_ids.flatten()).unflatten(0, input_ids.shape)
 
 
-def split_embedding(build: BuildContext, outer: nn.Module, base: Any) -> None:
-    """Split the table of tokens of ``base``, if there is one here and nothing else in ``outer`` is the same parameter.
-    A head that is tied to it is the runtime's by now."""
-    embedding: Any = input_embedding(outer) or input_embedding(base)
-    weight = getattr(embedding, "weight", None)
-    if build.parallel.tp.size == 1 or not isinstance(embedding, nn.Embedding) or weight is None:
+def looked_up_table(build: BuildContext, outer: Any, base: Any) -> nn.Embedding | None:
+    """The table of tokens, if it is to be split: the model's code only looks tokens up in it. Before anything is
+    replaced."""
+    table = input_embedding(outer) or input_embedding(base)
+    weight = getattr(table, "weight", None)
+    if build.parallel.tp.size == 1 or not isinstance(table, nn.Embedding) or weight is None:
+        return None
+    apart = (table, outer.get_output_embeddings())
+    if any(p is weight for m in outer.modules() if m not in apart for p in m._parameters.values()):
+        return None
+    return table if weight.dtype == build.dtype and _only_looked_up(base, table) else None
+
+
+def split_embedding(build: BuildContext, outer: nn.Module, table: nn.Embedding | None) -> None:
+    """Split ``table``, unless a head that could not be replaced is the same parameter."""
+    name = next((name for name, module in outer.named_modules() if module is table), None)
+    if table is None or name is None:
         return
-    shared = [m for m in outer.modules() if m is not embedding and any(p is weight for p in m._parameters.values())]
-    name = next((name for name, module in outer.named_modules() if module is embedding), None)
-    if name is not None and not shared and weight.dtype == build.dtype and _only_looked_up(base, embedding):
+    if not any(p is table.weight for m in outer.modules() if m is not table for p in m._parameters.values()):
         _split_vocabulary(build, outer, name)
 
 
@@ -110,9 +123,9 @@ class _Uses(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _only_looked_up(base: nn.Module, embedding: nn.Module) -> bool:
+def _only_looked_up(base: nn.Module, embedding: nn.Embedding) -> bool:
     """Whether the model's code leaves the table to its module, which the runtime's can stand for."""
-    uses = _Uses(embedding.weight)  # type: ignore[arg-type]
+    uses = _Uses(embedding.weight)
 
     def step(by: int) -> Callable[..., None]:
         def hook(*args: Any) -> None:
@@ -124,8 +137,8 @@ def _only_looked_up(base: nn.Module, embedding: nn.Module) -> bool:
     try:
         with dispatch.attending(base, dispatch.blank), uses:
             run_on_meta(base)
-    except (BackendError, NeedsValues):
-        pass  # what ran so far tells: divided linears do not fit together on meta alone
+    except NeedsValues:
+        return False
     finally:
         for hook in hooks:
             hook.remove()

@@ -271,7 +271,16 @@ class _Planner:
             if not self._count_heads(frozenset(inside)):
                 self._give_up(frozenset((error.latest if error.latest in inside else inside[-1],)), error.reason)
             return
-        raise BackendError(f"{type(self.base).__name__} could not be divided over {self.size} ranks: {error.reason}")
+        if not self._count_whole_heads(error.where):
+            raise BackendError(f"{type(self.base).__name__} could not be divided over {self.size} ranks: {error.reason}")
+
+    def _count_whole_heads(self, where: str) -> bool:
+        """Take back the head counts of modules like the one around ``where``, which turned out to be whole."""
+        around = next((name for name in _ancestors(where) if name in self.division.attributes), None)
+        if around is not None:
+            for name in self._alike(around, list(self.division.attributes)):
+                del self.division.attributes[name]
+        return around is not None
 
     def _count_heads(self, sources: frozenset[str]) -> bool:
         """Try once, for each kind of attention module, with its head counts divided."""

@@ -44,8 +44,10 @@ class ServerState:
 
         ``media``: it fetches and decodes images or audio, in threads of its own: texts do not wait for other hosts.
         """
-        if length <= _INLINE and not media:
-            return fn()
+        return fn() if length <= _INLINE and not media else await self.beside(fn, media=media)
+
+    async def beside(self, fn: Callable[[], Result], *, media: bool = False) -> Result:
+        """``fn()`` on another thread."""
 
         def counted() -> Result:
             with self.metrics.cpu.counted():

@@ -305,12 +305,11 @@ class Engine:
             # A request that was given up meanwhile has no use for it.
             items = [item for item in items if item.sequence.in_flight]
             self._take_prompt_logprobs(step)
-            self._take_hidden(items, step)
             for item in items:
                 item.sequence.num_computed += item.num_new
                 self.lanes[item.sequence.lane].kv.publish(item.sequence)
             under_way(items, False)
-            finished += self._finish_pooling(items)
+            finished += self._finish_pooling(items, step)
             rows = [row for row, sequence in enumerate(step.sampled) if sequence.status is Status.RUNNING]
             if rows and step.logits is not None:
                 sampled += [step.sampled[row] for row in rows]
@@ -318,17 +317,12 @@ class Engine:
         # First the tokens: where drawing raises, no output is lost that was taken already.
         return [*self._take_tokens(sampled, logits), *finished]
 
-    @staticmethod
-    def _take_hidden(scheduled: list[Scheduled], output: StepOutput) -> None:
-        for sequence in [item.sequence for item in scheduled if item.sequence.sampling is None]:
-            sequence.pooled = output.pooled.get(sequence.request_id)
-
-    def _finish_pooling(self, scheduled: list[Scheduled]) -> list[PoolingOutput]:
+    def _finish_pooling(self, scheduled: list[Scheduled], output: StepOutput) -> list[PoolingOutput]:
         outputs = []
-        for sequence in [item.sequence for item in scheduled if item.sequence.sampling is None]:
-            if sequence.num_computed == len(sequence):
-                self._finish(sequence)
-                outputs.append(self.requests.pop(sequence.request_id).pooling_output())
+        for sequence in [item.sequence for item in scheduled if item.sequence.request_id in output.pooled]:
+            sequence.pooled = output.pooled[sequence.request_id]
+            self._finish(sequence)
+            outputs.append(self.requests.pop(sequence.request_id).pooling_output())
         return outputs
 
     def _take_tokens(self, sampled: list[Sequence], logits: list[torch.Tensor]) -> list[RequestOutput]:

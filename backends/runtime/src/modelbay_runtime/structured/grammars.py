@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     def constraint(self, spec: StructuredOutputs | None, output_token_ids: Sequence[int]) -> Constraint | None:
         """What holds one sequence to ``spec``; None if nothing does.
@@ -44,14 +46,20 @@ class Grammars:
         """
         if spec is None:
             return None
-        matcher = self._compiled.get(spec.key)
+        return Constraint(self._matcher(spec).deep_copy(), output_token_ids, self._vocab_size)
+
+    def _matcher(self, spec: StructuredOutputs) -> LLMatcher:
+        """Several threads may ask: compiling takes long, and a server does it beside the engine's own."""
+        with self._lock:
+            matcher = self._compiled.get(spec.key)
         if matcher is None:
             matcher = compile_grammar(*spec.key, self._vocabulary())
+        with self._lock:
             self._compiled[spec.key] = matcher
+            self._compiled.move_to_end(spec.key)
             if len(self._compiled) > CAPACITY:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(spec.key)
-        return Constraint(matcher.deep_copy(), output_token_ids, self._vocab_size)
+        return matcher
 
     def _vocabulary(self) -> LLTokenizer:
         if self._tokenizer is None:

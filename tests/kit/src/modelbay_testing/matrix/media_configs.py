@@ -10,7 +10,7 @@ _OMNI = {
     "position_id_per_seconds": 25, "seconds_per_chunk": 2, "audio_config": {"output_dim": 64},
 }  # fmt: skip
 _QFORMER = {"encoder_hidden_size": 64}
-_LISTENING = {"projector_config": _QFORMER}
+_LISTENING = {"projector_config": {"encoder_hidden_size": 128}}
 
 MEDIA: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 4},

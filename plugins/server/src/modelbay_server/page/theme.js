@@ -1,0 +1,24 @@
+// Runs before the page is drawn, so that a chosen theme does not flash. Without a choice the system decides.
+"use strict";
+
+(() => {
+  const NAME = "modelbay-theme";
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const shown = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");
+
+  const kept = localStorage.getItem(NAME);
+  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+
+  addEventListener("DOMContentLoaded", () => {
+    const button = document.getElementById("theme");
+    const tell = () => button.setAttribute("aria-pressed", String(shown() === "dark"));
+    button.addEventListener("click", () => {
+      root.dataset.theme = shown() === "dark" ? "light" : "dark";
+      localStorage.setItem(NAME, root.dataset.theme);
+      tell();
+    });
+    dark.addEventListener("change", tell);
+    tell();
+  });
+})();
