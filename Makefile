@@ -6,6 +6,7 @@
 #   make docs        the documentation site, into site/
 #   make bench       measurements against other engines, into benchmarks/results/
 #   make matrix      try every architecture of Transformers, and rewrite docs/supported_models.md
+#   make matrix-ranks  what matches in one process, on two ranks and in two stages
 #   make reference   rewrite the generated part of docs/reference/
 #   make clean       remove everything that these commands made
 
@@ -28,7 +29,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test test-deep docs bench matrix reference clean
+.PHONY: help install demo lint test test-deep docs bench matrix matrix-ranks reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -73,6 +74,9 @@ bench: $(INSTALLED)
 
 matrix: $(INSTALLED)
 	$(BIN)/python -m modelbay_testing.matrix --workers $(JOBS)
+
+matrix-ranks: $(INSTALLED)
+	$(BIN)/python -m modelbay_testing.matrix --ranks --workers $(JOBS)
 
 reference: $(INSTALLED)
 	$(BIN)/python docs/gen_cli.py

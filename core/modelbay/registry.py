@@ -69,6 +69,18 @@ class PluginRecord:
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}".rstrip() + f" (entry point {self.name!r})"
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+            "target": self.target,
+            "status": self.status,
+            "hooks": list(self.hooks),
+            "offers": {table: list(names) for table, names in self.offers.items()},
+            "error": self.error,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Preference:

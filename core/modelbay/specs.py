@@ -198,11 +198,15 @@ class QuantizationSpec:
     ``target`` is ``fn(config: ModelConfig) -> tuple[Transform, ...]``, applied to the names on disk before all other
     transforms of an architecture; it raises ConfigError for settings of the method that it does not serve. None: the
     load format alone reads it.
+
+    ``kept`` is ``fn(config: ModelConfig) -> BlockScales`` (`modelbay.weights.fp8`): how layers hold such weights that
+    are not dequantised at load. None: they always are.
     """
 
     method: str
     summary: str
     target: str | None = None
+    kept: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ import pytest
 from modelbay_testing.matrix.__main__ import DATA, PAGE, first_party
 from modelbay_testing.matrix.attempt import attempt
 from modelbay_testing.matrix.cases import all_cases
-from modelbay_testing.matrix.data import AT_LEAST, counts, render
+from modelbay_testing.matrix.data import AT_LEAST, ON_RANKS_AT_LEAST, counts, render
+from modelbay_testing.matrix.ranks import MATCHES, MESHES, WRONG, attempt_ranks, matching_cases, run_on_ranks
 from modelbay_testing.matrix.run import run_cases
 
 SAMPLE = (
@@ -71,6 +72,40 @@ def test_nothing_that_matched_is_lost(data: dict[str, Any]) -> None:
         if outcomes[name := f"{said['task']}/{said['model_type']}"].outcome != said["outcome"]
     }
     assert not lost
+
+
+RANK_SAMPLE = (
+    "generate/gemma2", "generate/gpt_neox", "generate/deepseek_v3", "generate/gpt_oss", "generate/bart",
+    "generate/gpt2", "embed/modernbert",
+)  # fmt: skip
+
+
+def test_x5_x6_what_matches_was_tried_on_ranks_and_nothing_differs(data: dict[str, Any]) -> None:
+    for case in matching_cases(data, all_cases()):
+        said = _said(data, case.name)
+        assert set(MESHES) <= said.keys(), f"{case.name}: run make matrix-ranks"
+        assert not any(said[field].startswith(WRONG) for field in MESHES), said
+    shares = [model for model in data["models"] if model.get("tp") == MATCHES]
+    stages = [model for model in data["models"] if model.get("pp") == MATCHES]
+    assert min(len(shares), len(stages)) >= ON_RANKS_AT_LEAST
+
+
+@pytest.mark.parametrize("name", RANK_SAMPLE)
+def test_x5_x6_a_sample_on_ranks_does_what_the_data_says(
+    name: str, data: dict[str, Any], tmp_path: Path, one_thread: None
+) -> None:
+    case = next(case for case in all_cases() if case.name == name)
+    said = _said(data, name)
+    assert attempt_ranks(case, tmp_path) == {field: said[field] for field in MESHES}
+
+
+@pytest.mark.deep
+def test_x5_x6_all_on_ranks_does_what_the_data_says(data: dict[str, Any]) -> None:
+    found = dict(run_on_ranks(matching_cases(data, all_cases())))
+    changed = {
+        case.name: answers for case, answers in found.items() if not answers.items() <= _said(data, case.name).items()
+    }
+    assert not changed
 
 
 def _said(data: dict[str, Any], name: str) -> dict[str, Any]:

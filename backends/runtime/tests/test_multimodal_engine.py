@@ -222,9 +222,25 @@ def test_a_wrong_number_of_feature_rows_is_refused(
     llm = open_media()
     encode = llm.engine.model.encode_media
     monkeypatch.setattr(llm.engine.model, "encode_media", lambda item: encode(item)[1:])
-    with pytest.raises(EngineError, match="19 rows, and the prompt has 20 tokens"):
+    with pytest.raises(EngineError, match=r"request '0': the encoder made 19 rows of its image, and .* has 20 tokens"):
         outputs_of(llm, [prompt_of([1], picture(1), ids(1, 4))[0]])
     assert outputs_of(llm, [[1, 5, 9]])
+
+
+def test_what_the_encoder_raises_names_the_requests(
+    open_media: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a server ends those, and no others."""
+    llm = open_media()
+    text = llm.stream([1, 5, 9], GREEDY)
+    first = next(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.model, "encode_media", lambda item: item.inputs["absent"])
+        with pytest.raises(EngineError, match="request '1', '2': its image cannot be encoded: 'absent'"):
+            outputs_of(llm, [prompt_of([1], picture(1), ids(seed, 4))[0] for seed in (1, 2)])
+    rest = [output.outputs[0].token_ids for output in text]
+    assert rest[-1] == outputs_of(llm, [[1, 5, 9]])[0]
+    assert rest[-1][:1] == first.outputs[0].token_ids
 
 
 # ---- prefix cache × multimodal --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from modelbay import LLM, SamplingParams
+from modelbay.errors import ModelbayError
 from modelbay_testing.media_processors import FAMILIES, FIRST, media_checkpoint
 
 COUNT = 12
@@ -120,3 +121,13 @@ def test_several_outputs_streams_logprobs_and_stop_strings(model: Model, open_mo
     text = output.outputs[0].text
     [stopped] = llm.generate(prompt, greedy(stop=[text[1:3]]), use_tqdm=False)
     assert stopped.outputs[0].text == text[: text.index(text[1:3])]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("model", ["llava", "gemma3"], indirect=True)
+def test_output_does_not_depend_on_ranks(model: Model, open_model: Callable[..., LLM]) -> None:
+    """Tensor parallel × images: every rank encodes and merges the same. Stages are refused by name."""
+    llm = open_model(tensor_parallel_size=2, max_num_batched_tokens=32)
+    assert outputs_of(llm, model.prompts) == model.wanted
+    with pytest.raises(ModelbayError, match=r"pipeline_parallel_size = 2: .* reads more than text"):
+        open_model(pipeline_parallel_size=2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from modelbay.cli.group import global_options
@@ -18,7 +16,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """List the installed plugins: versions, hooks, failures."""
     records = global_options(ctx).plugins().records
     if as_json:
-        print_json([_to_dict(record) for record in records])
+        print_json([record.to_dict() for record in records])
     else:
         print_table(("plugin", "distribution", "version", "status", "registers"), [_row(record) for record in records])
 
@@ -26,16 +24,3 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def _row(record: PluginRecord) -> list[str]:
     detail = record.error or ", ".join(hook.removeprefix("register_") for hook in record.hooks) or "-"
     return [record.name, record.distribution, record.version, record.status, detail]
-
-
-def _to_dict(record: PluginRecord) -> dict[str, Any]:
-    return {
-        "name": record.name,
-        "distribution": record.distribution,
-        "version": record.version,
-        "target": record.target,
-        "status": record.status,
-        "hooks": list(record.hooks),
-        "offers": {table: list(names) for table, names in record.offers.items()},
-        "error": record.error,
-    }

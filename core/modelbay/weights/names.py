@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,24 +39,35 @@ def make_pieces(
     transforms: Sequence[Transform],
     config: ModelConfig,
     model: ModelNames | None = None,
+    *,
+    keeps_scales: bool = False,
 ) -> list[Piece]:
     """Every tensor on disk under the model's names, each transform applied to all of them in turn.
 
     Args:
         model: for the transforms that depend on what the model has.
+        keeps_scales: the model has parameters for scales, and what they belong to is not dequantised.
 
     Raises:
         PluginError: a transform is not well-formed (bad pattern, unknown fact).
         WeightsError: a transform matches a tensor that it does not fit.
     """
     pieces = [Piece(source=name, name=name, shape=entry.shape) for name, entry in entries.items()]
+    others = [transform for transform in transforms if not isinstance(transform, Dequantise)]
+
+    def kept(names: Collection[str]) -> set[str]:
+        if model is None or not keeps_scales:
+            return set()
+        wanted = set(names)
+        scales = [piece for piece in pieces if piece.source in wanted]
+        return {piece.source for piece in _Transforms(config, model).run(others, scales) if model.find(piece.name)}
+
     for transform in transforms:
         if isinstance(transform, Dequantise):
-            pieces = dequantise(transform, _compiled(transform, transform.pattern), pieces, entries)
+            pieces = dequantise(transform, _compiled(transform, transform.pattern), pieces, entries, kept)
     if model is not None:
         # Before the others, which may ask for shapes that this rank does not know.
         pieces = [replace(piece, rule=_elsewhere(piece, model)) if piece.rule is None else piece for piece in pieces]
-    others = [transform for transform in transforms if not isinstance(transform, Dequantise)]
     return _Transforms(config, model).run(others, pieces)
 
 

@@ -10,9 +10,10 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
 
 #: Of each operation; `deep` takes more.
-EXAMPLES, DEEP_EXAMPLES = 6, 150
+EXAMPLES, DEEP_EXAMPLES = 4, 150
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def check_operation(server: Any, operation: Any, mode: Any, examples: int) -> se
 
     try:
         send()
-    except schemathesis.errors.NothingToNegate if hasattr(schemathesis.errors, "NothingToNegate") else () as error:
-        assert mode is schemathesis.GenerationMode.NEGATIVE, error
+    except Unsatisfiable:  # a route without anything that could be wrong
+        assert mode is schemathesis.GenerationMode.NEGATIVE
     return statuses
 
 

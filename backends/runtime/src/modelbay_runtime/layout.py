@@ -4,6 +4,8 @@ A module says so with attributes that the loader reads:
 
 * ``packed: tuple[Section, ...]``: its ``weight`` and ``bias`` hold these siblings, by the names a checkpoint gives them
   (``qkv_proj`` holds ``q_proj``, ``k_proj``, ``v_proj``).
+* ``siblings: dict[str, tuple[Section, ...]]``: the same for a parameter, by its name, whose sections have other sizes.
+* ``scales: tuple[str, ...]``: parameters that are scales of others: they take memory and are not counted.
 * ``parts: dict[str, tuple[Section, ...]]``: the same for any other parameter, by its name: the names that a checkpoint
   gives to what it holds, beside it (``experts.gate_up_proj`` holds ``experts.gate_proj``, ``experts.up_proj``).
 * ``shards: dict[str, Shard]``: by parameter (``"weight"``), section (``"q_proj.weight"``) or part (``"gate_proj"``),

@@ -144,7 +144,7 @@ def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = Non
     Args:
         tie: whether ``tied_to`` attributes hold (the config's ``tie_word_embeddings``).
         dtype: replaces the dtype that most of the floating-point parameters were built in; the few that were built
-            in another one keep it.
+            in another one keep it, and so do those of 8 bits.
 
     Raises:
         WeightsError: a tie or a section that does not fit the tree.
@@ -195,13 +195,15 @@ def _add(targets: Targets, path: str, module: nn.Module, attribute: str, storage
     shards: dict[str, Shard] = getattr(module, "shards", None) or {}
     packed: tuple[Section, ...] = getattr(module, "packed", None) or ()
     parts: dict[str, tuple[Section, ...]] = getattr(module, "parts", None) or {}
-    sections = packed if attribute in _PACKED else parts.get(attribute, ())
+    siblings: dict[str, tuple[Section, ...]] = getattr(module, "siblings", None) or {}
+    beside = packed if attribute in _PACKED else siblings.get(attribute, ())
+    sections = beside or parts.get(attribute, ())
     if storage.buffer or not sections:
         shard = shards.get(attribute)
         _register(targets.by_name, Target(storage.name, storage, storage.shape, None, shard))
         return
     # Siblings of the module, or of the parameter.
-    outer, inner = (path.rpartition(".")[0], attribute) if sections is packed else (path, "")
+    outer, inner = (path.rpartition(".")[0], attribute) if beside else (path, "")
     names = []
     for section in sections:
         own = ".".join(part for part in (section.name, inner) if part)
@@ -248,6 +250,6 @@ def _dtype_change(model: nn.Module, dtype: torch.dtype | None) -> dict[torch.dty
     """``{the dtype most parameters were built in: dtype}``."""
     sizes: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
-        if parameter.dtype.is_floating_point:
+        if parameter.dtype.is_floating_point and parameter.dtype.itemsize > 1:
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     return {max(sizes, key=lambda kind: sizes[kind]): dtype} if sizes and dtype is not None else {}

@@ -28,6 +28,7 @@ from modelbay.weights.names import adapt_pieces, make_pieces
 from modelbay.weights.pieces import Narrow, Piece
 from modelbay_runtime.load_stream import Streamer, dtype_name, read_piece
 from modelbay_runtime.load_targets import Target, Targets, find_targets
+from modelbay_runtime.quantised import holds_blocks
 
 if TYPE_CHECKING:
     from modelbay.config import ModelConfig
@@ -131,7 +132,7 @@ def _pieces(
     if of_model is not None:
         return adapt_pieces(make_pieces(entries, of_format, config, known), of_model, config, known)
     of_arch = resolution.arch.transforms if resolution.arch else ()
-    return make_pieces(entries, of_format + of_arch, config, known)
+    return make_pieces(entries, of_format + of_arch, config, known, keeps_scales=holds_blocks(model))
 
 
 def _is_buffer(targets: Targets, name: str) -> bool:
@@ -171,7 +172,7 @@ def _check_fit(matching: Matching, entries: Mapping[str, TensorEntry], targets: 
         entry = entries[piece.source]
         if not _shape_fits(piece.full_shape, target):
             wrong.append(f"{_what(piece)} is {list(piece.full_shape)}, the model wants {list(target.whole_shape())}")
-        elif _kind(getattr(torch, entry.dtype)) != _kind(target.storage.dtype):
+        elif not _dtype_fits(getattr(torch, entry.dtype), target.storage.dtype):
             wrong.append(f"{piece.source} is {entry.dtype}, the model wants {dtype_name(target.storage.dtype)}")
     if wrong:
         different = list(dict.fromkeys(wrong))  # the members of a stack say the same
@@ -195,6 +196,13 @@ def _shape_fits(found: tuple[int, ...], target: Target) -> bool:
     return found[shard.dim] >= wanted[shard.dim] and rest == [
         size for dim, size in enumerate(wanted) if dim != shard.dim
     ]
+
+
+def _dtype_fits(found: torch.dtype, wanted: torch.dtype) -> bool:
+    """Floating-point numbers are converted, but to 8 bits, which mean nothing without the scales they were made for."""
+    if wanted.is_floating_point and wanted.itemsize == 1:
+        return found == wanted
+    return _kind(found) == _kind(wanted)
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -182,6 +182,14 @@ def test_a1_a_generator_embeds_after_a_conversion_that_is_traced(impl: str, make
     assert (torch.tensor(output.embedding) - hidden(model.model, prompts(20)[0])[-1]).abs().max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+def test_a1_a_native_classifier_embeds_with_convert_too(impl: str, make: Make, open_model: Open) -> None:
+    path, model = make("LlamaForSequenceClassification")
+    llm = open_model(path, model_impl=impl, convert="embed", max_model_len=64)
+    [output] = llm.embed(given(prompts(20)), PoolingParams(normalize=False), use_tqdm=False)
+    assert (torch.tensor(output.embedding) - hidden(model.model, prompts(20)[0])[-1]).abs().max() <= TOLERANCE
+
+
 def test_a1_a_classifier_embeds_with_convert_and_leaves_its_head(make: Make, open_model: Open) -> None:
     path, model = make("BertForSequenceClassification")
     with pytest.raises(UsageError, match="resolved to classify, and embed was asked"):

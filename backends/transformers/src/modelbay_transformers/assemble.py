@@ -85,7 +85,7 @@ def assemble(
     if classes.head is not None and spec is not None and spec.num_labels is not None:
         check_head(outer, prefix, pooler.found, found.hidden_size, spec.num_labels)
     room = position_room(base)
-    stage = enter_stage(build.parallel, outer, base, prefix, classes.config, found, resolution)
+    stage = enter_stage(build.parallel, build.device, outer, base, prefix, classes.config, found, resolution)
     divide_experts(build, resolution.plugins, base, resolution.trace)
     table = looked_up_table(build, outer, base)
     holder = StepHolder()

@@ -48,7 +48,7 @@ def language_model_path(outer: nn.Module) -> str:
         raise BackendError(f"{type(outer).__name__} does not say which of its parts is its language model.") from error
     with_heads = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     while type(found).__name__ in with_heads and found is not outer:
-        inner = found.base_model
+        inner = found.get_decoder()  # what its forward calls, which may be within its base model
         if inner is found:
             break
         found = inner

@@ -25,7 +25,7 @@ _IDS = {
 }
 
 #: Model types whose prompts attend both ways as a whole, once there is an image.
-_PREFIX = frozenset(("paligemma",))
+PREFIX_TYPES = frozenset(("paligemma",))
 
 #: (kind, the model's arguments for the item, where its span begins, the span's ids)
 Piece = tuple[str, Mapping[str, torch.Tensor], int, Sequence[int]]
@@ -48,7 +48,7 @@ def lay_out(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> Media:
         model: an instance of Transformers' class; its parameters are not read.
         ids: [T], placeholders expanded.
     """
-    if model.config.model_type in _PREFIX:
+    if model.config.model_type in PREFIX_TYPES:
         return _lay_out_prefix(model, ids, pieces)
     both_ways = sees_both_ways(model)
     items: list[MediaItem] = []

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from modelbay.errors import EngineError, ModelbayError
-from modelbay_runtime.api import KVSpec
+from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.multimodal.data import MediaItem
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import StepHolder
@@ -27,8 +27,10 @@ from modelbay_transformers.gate import Gate
 from modelbay_transformers.item_inputs import BOTH_WAYS, IDS, OWN, PLACES
 from modelbay_transformers.language import head_of, language_configs, media_kinds
 from modelbay_transformers.masks import origin
+from modelbay_transformers.media import PREFIX_TYPES
 from modelbay_transformers.model import TransformersModel
 from modelbay_transformers.probe_run import attention_of
+from modelbay_transformers.refusals import MEDIA_REFUSED
 
 #: Arguments of a language model that say nothing of the tokens, or that are ours to give.
 _OURS = {"inputs_embeds", "input_ids", "position_ids", "attention_mask", "cache", "past_key_values", "cache_position",
@@ -63,7 +65,22 @@ class TransformersForConditionalGeneration(TransformersModel):
         )
         self._with_head = (head_of(outer, path) if self._needs_media else outer,)
         self._beside = Beside.of(self.base, outer.config)
-        self.media_kinds = media_kinds(outer)
+        model_type = outer.config.model_type
+        self.media_refusal: str | None = MEDIA_REFUSED.get(model_type)
+        self.media_kinds = () if self.media_refusal else media_kinds(outer)
+        self.needs_media = model_type in PREFIX_TYPES
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: Step,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T] ids, or [T, H + E] embeddings, and [T] or [P, T] positions -> [T, H]."""
+        if self.needs_media and inputs_embeds is None and step.num_decodes < step.num_seqs:
+            raise EngineError(f"{type(self._outer[0]).__name__} reads its prompts both ways, images among them: none came.")
+        return super().forward(input_ids, positions, step, inputs_embeds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, H] -> [R, V]."""
@@ -137,7 +154,7 @@ class TransformersForConditionalGeneration(TransformersModel):
         """What the processor said of the item's tokens must be what the model's mask does with them."""
         for found in mask.values() if isinstance(mask, dict) else [mask]:
             function = origin(found)
-            if found is None:
+            if found is None or (found.ndim == 2 and bool(found.all())):  # of padding, and there is none
                 said = False
             elif function is None:
                 raise EngineError(f"{type(self._outer[0]).__name__} makes a mask of its own, which is not served.")

@@ -137,6 +137,8 @@ def _of_sections(func: Any, args: Any, operands: Operands, output: torch.Tensor,
     """Taking the sections apart, by splitting or by a dimension that counts them."""
     (tensor, share), packet = operands[0], func.overloadpacket
     found: Share | None = None
+    if torch.Tag.pointwise in func.tags and len(_tensors(args, {})) == 1 and output.shape == tensor.shape:
+        return share
     if len(operands) == 1 and packet in (_aten.split, _aten.split_with_sizes):
         dim = args[2] if len(args) > 2 else 0
         sizes = args[1] if isinstance(args[1], (list, tuple)) else [args[1]] * len(share.sections)

@@ -59,12 +59,13 @@ class PipelineStage:
     """``received``: [1, T, H] from the stage before, set before each forward; None on the first stage."""
 
     is_first: bool
-    hidden_size: int
+    device: torch.device
     received: torch.Tensor | None = None
 
 
 def enter_stage(
     parallel: ParallelContext,
+    device: torch.device,
     outer: Any,
     base: Any,
     prefix: str,
@@ -90,7 +91,7 @@ def enter_stage(
     shared = any(p is weight for m in outer.modules() if m is not embedding for p in m._parameters.values())
     keep = embedding if shared or (not prefix and resolution.config.tie_word_embeddings) else None
     names = [facts.name for facts in found.attention]
-    stage = build_stage(base, places, parallel, resolution.config.hidden_size, names, keep, resolution.trace)
+    stage = build_stage(base, places, parallel, resolution.config.hidden_size, device, names, keep, resolution.trace)
     left = {name for name, _ in base.named_modules()}
     found.attention = [facts for facts in found.attention if facts.name in left]
     found.linears = {name: inputs for name, inputs in found.linears.items() if name in left}
@@ -127,6 +128,7 @@ def build_stage(
     places: Mapping[str, Stage] | None,
     parallel: ParallelContext,
     hidden_size: int,
+    device: torch.device,
     attending: Sequence[str],
     keep: nn.Module | None,
     trace: Trace,
@@ -145,7 +147,7 @@ def build_stage(
     layers: Any = base.get_submodule(name)
     own = split_stages(len(layers), parallel.mesh.pp)[parallel.place.pp_rank]
     seen = watch_layers(base, name, hidden_size)
-    stage = PipelineStage(parallel.is_first_stage, hidden_size)
+    stage = PipelineStage(parallel.is_first_stage, device)
     tables = dict(base.named_modules())
     for index, layer in enumerate(layers):
         if index not in own:
@@ -154,11 +156,11 @@ def build_stage(
     if not parallel.is_first_stage:
         for child in _only(base, name, seen.before - seen.after - seen.within, places, "first"):
             if child in seen.outputs:
-                _give_zeros(tables[child], seen.outputs[child], keep if parallel.is_last_stage else None)
+                _give_zeros(tables[child], seen.outputs[child], device, keep if parallel.is_last_stage else None)
                 absent.append(child)
     if not parallel.is_last_stage:
         for child in _only(base, name, seen.after - seen.before - seen.within, places, "last"):
-            _empty(tables[child])
+            _empty(tables[child], device)
             absent.append(child)
         _end_early(base)
     if not parallel.is_first_stage:
@@ -202,7 +204,7 @@ def _only(base: nn.Module, layers: str, paths: set[str], places: Mapping[str, St
     return found
 
 
-def _empty(module: nn.Module, keep: nn.Module | None = None) -> None:
+def _empty(module: nn.Module, device: torch.device, keep: nn.Module | None = None) -> None:
     """Nothing of it is on this rank, but for ``keep``; what the model's code reads of its attributes stays."""
     held = keep is not None and any(inner is keep for inner in module.modules())
     for inner in list(module.modules()):
@@ -210,14 +212,19 @@ def _empty(module: nn.Module, keep: nn.Module | None = None) -> None:
             continue
         if held and inner._parameters:
             inner.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
+        # Code may ask a weight for its device.
+        nothing = {
+            key: torch.empty(0, dtype=p.dtype, device=device) for key, p in inner._parameters.items() if p is not None
+        }
         inner._parameters.clear()
         inner._buffers.clear()
+        inner.__dict__.update(nothing)
     if not held:
         module.held_elsewhere = ANOTHER_STAGE  # type: ignore[assignment]
 
 
 def _leave_out(layer: nn.Module, name: str, stage: PipelineStage, call: LayerCall, index: int, own: range) -> None:
-    _empty(layer)
+    _empty(layer, stage.device)
     layer._modules.clear()
     takes_over, ends = index == own.start - 1, index == own.stop
 
@@ -237,14 +244,14 @@ def _nothing_received(hidden: torch.Tensor) -> torch.Tensor:
     return torch.full(hidden.shape, 0.01, dtype=hidden.dtype, device=hidden.device)
 
 
-def _give_zeros(module: nn.Module, output: torch.Tensor, keep: nn.Module | None) -> None:
+def _give_zeros(module: nn.Module, output: torch.Tensor, device: torch.device, keep: nn.Module | None) -> None:
     """In the place of what only the first stage computes: zeros, in the shape that it would have.
 
     Args:
         keep: what in it has parameters that are on this rank all the same.
     """
     shape, dtype = tuple(output.shape), output.dtype
-    _empty(module, keep)
+    _empty(module, device, keep)
 
     def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
         first = next(item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor))

@@ -8,6 +8,8 @@ from importlib import resources
 from modelbay.specs import ArchSpec
 
 _FILE = "supported.json"
+#: What the matrix calls a task -> the task that is resolved, and what the model reads.
+_MODALITIES = {"image-text": ("text", "image"), "audio-text": ("text", "audio")}
 
 
 def supported() -> list[ArchSpec]:
@@ -22,7 +24,8 @@ def supported() -> list[ArchSpec]:
             name=name,
             target="",
             model_types=tuple(types),
-            tasks=(task,),
+            tasks=("generate",) if task in _MODALITIES else (task,),
+            modalities=_MODALITIES.get(task, ("text",)),
             attention=(),
             examples=tuple(dict.fromkeys(example for example in types.values() if example)),
         )

@@ -264,6 +264,8 @@ class _Planner:
     def _repair(self, error: Failed) -> None:
         """The code raised: in the nearest module around that has shares in it, the latest is the one to change."""
         shares = [name for name, style in self.division.styles.items() if style == COLWISE]
+        if self._count_whole_heads(error.where, shares):
+            return
         for module in _ancestors(error.where):
             inside = [name for name in shares if not module or name.startswith(f"{module}.")]
             if not inside:
@@ -271,16 +273,16 @@ class _Planner:
             if not self._count_heads(frozenset(inside)):
                 self._give_up(frozenset((error.latest if error.latest in inside else inside[-1],)), error.reason)
             return
-        if not self._count_whole_heads(error.where):
-            raise BackendError(f"{type(self.base).__name__} could not be divided over {self.size} ranks: {error.reason}")
+        raise BackendError(f"{type(self.base).__name__} could not be divided over {self.size} ranks: {error.reason}")
 
-    def _count_whole_heads(self, where: str) -> bool:
-        """Take back the head counts of modules like the one around ``where``, which turned out to be whole."""
+    def _count_whole_heads(self, where: str, shares: Sequence[str]) -> bool:
+        """Take back the head counts of modules like the one around ``where``, if it turned out to be whole."""
         around = next((name for name in _ancestors(where) if name in self.division.attributes), None)
-        if around is not None:
-            for name in self._alike(around, list(self.division.attributes)):
-                del self.division.attributes[name]
-        return around is not None
+        if around is None or any(name.startswith(f"{around}.") for name in shares):
+            return False
+        for name in self._alike(around, list(self.division.attributes)):
+            del self.division.attributes[name]
+        return True
 
     def _count_heads(self, sources: frozenset[str]) -> bool:
         """Try once, for each kind of attention module, with its head counts divided."""

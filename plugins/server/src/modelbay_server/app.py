@@ -14,13 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
 from modelbay.errors import ModelbayError
 from modelbay_server.errors import error_response, reported, validation_error
 from modelbay_server.guards import BodyLimit, Key, Record
 from modelbay_server.models import ServedModel
-from modelbay_server.routes import about, chat, completions, embeddings, rerank, tokens
+from modelbay_server.page_files import mount_page
+from modelbay_server.routes import about, catalogue, chat, completions, embeddings, rerank, tokens
 from modelbay_server.settings import ServerSettings
 from modelbay_server.state import ServerState
 
@@ -50,12 +50,12 @@ def create_app(
     )
     state = ServerState(settings, models)
     app.state.server = state
-    for module in (about, completions, chat, embeddings, rerank, tokens):
+    for module in (about, catalogue, completions, chat, embeddings, rerank, tokens):
         app.include_router(module.router)
     for kind in (ModelbayError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
-    open_paths = {"/health", "/ready", *_mount_page(app, page)}
+    open_paths = {"/health", "/ready", *mount_page(app, page)}
     app.add_middleware(BodyLimit, most=settings.max_request_bytes, pause=settings.body_timeout)
     if settings.api_key is not None:
         app.add_middleware(Key, key=settings.api_key, open_paths=open_paths)
@@ -72,14 +72,6 @@ def create_app(
         log=settings.log_requests,
     )
     return app
-
-
-def _mount_page(app: FastAPI, page: Path) -> set[str]:
-    """Serve the page's files; their paths are returned."""
-    if not (page / "index.html").is_file():
-        return set()
-    app.mount("/", StaticFiles(directory=page, html=True), name="page")
-    return {"/", *(f"/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file())}
 
 
 def _lifespan(on_load_failure: Callable[[Exception], None] | None) -> Any:

@@ -31,6 +31,7 @@ class Observer(Protocol):
     """Hears of everything that is measured, on the engine's thread."""
 
     def output(self, output: Output) -> None: ...
+    def tokens(self, generated: int) -> None: ...
     def step(self, seconds: float, cpu_outside: float) -> None: ...
 
 
@@ -167,7 +168,7 @@ class EngineLoop:
             command()
 
     def _step(self, cpu_outside: float) -> None:
-        began = time.perf_counter()
+        began, generated = time.perf_counter(), self._llm.engine.num_generated
         try:
             outputs = self._llm.engine.step()
         except Exception as error:
@@ -175,6 +176,7 @@ class EngineLoop:
             return
         seconds, cpu = time.perf_counter() - began, time.thread_time()
         self._failures = 0
+        self._observer.tokens(self._llm.engine.num_generated - generated)
         self._deliver(outputs)
         self._look()
         self._observer.step(seconds, cpu_outside + time.thread_time() - cpu)

@@ -37,7 +37,7 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self.prompt_tokens = self._counter("modelbay_prompt_tokens", "Prompt tokens of finished requests.")
-        self.output_tokens = self._counter("modelbay_generation_tokens", "Tokens generated.")
+        self.output_tokens = self._counter("modelbay_generation_tokens", "Tokens generated, as they come.")
         self.looked_up_tokens = self._counter(
             "modelbay_prefix_cache_query_tokens", "Prompt tokens looked up, for each sequence."
         )
@@ -154,6 +154,10 @@ class ModelObserver:
         self._histograms["steps"].observe(seconds)
         self._metrics.cpu.add(cpu_outside)
 
+    def tokens(self, generated: int) -> None:
+        self._output.inc(generated)
+        self._metrics.cpu.tokens += generated
+
     def output(self, output: Any) -> None:
         if not output.finished:
             return
@@ -162,8 +166,8 @@ class ModelObserver:
         counts = [len(sequence.token_ids) for sequence in sequences]
         for sequence in sequences:
             self._finished(sequence.finish_reason or "other").inc()
-        self._output.inc(sum(counts))
-        self._metrics.cpu.tokens += sum(counts) or len(output.prompt_token_ids)
+        if not sequences:
+            self._metrics.cpu.tokens += len(output.prompt_token_ids)
         if output.metrics is not None:
             self._looked_up.inc(len(output.prompt_token_ids) * len(sequences))
             self._cached.inc(output.metrics.num_cached_tokens)

@@ -116,7 +116,13 @@ def make_batch(
         chunks=chunks_of(scheduled),
         forget=tuple(forget),
         token_types=token_types_of(scheduled),
-        media=batch_media([item.sequence.media for item in scheduled], starts, lengths, epoch),
+        media=batch_media(
+            [item.sequence.request_id for item in scheduled],
+            [item.sequence.media for item in scheduled],
+            starts,
+            lengths,
+            epoch,
+        ),
     )
 
 

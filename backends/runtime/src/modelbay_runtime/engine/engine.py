@@ -48,15 +48,13 @@ class StepOutput:
 
     Attributes:
         sampled: the sequences that ``logits`` [R, V] belong to, row by row.
-        hidden: [T, H] of all tokens, if somebody wanted them; ``begin``: where each sequence's tokens begin in it.
+        pooled: request id -> what was made of its hidden states.
     """
 
     def __init__(self, scheduled: list[Scheduled], batch: Batch, output: BatchOutput) -> None:
         sequences = [item.sequence for item in scheduled]
         self.sampled = [sequences[place] for place in batch.sampled]
-        self.logits, self.hidden, self.pooled = output.logits, output.hidden, output.pooled
-        begin = (batch.ends - batch.new).tolist()
-        self.begin = dict(zip(sequences, begin, strict=True))
+        self.logits, self.pooled = output.logits, output.pooled
         found = zip(batch.prompt_rows, output.prompt_logprobs, strict=True)
         self.prompt_logprobs = [(sequences[rows.sequence], entries) for rows, entries in found]
 
@@ -69,6 +67,7 @@ class Engine:
         media: reads images and audio of prompts.
         lanes: replicas of the model, on this host's side.
         max_model_len: longest sequence that is served, in tokens.
+        num_generated: tokens drawn since the engine started, also of requests that were given up.
     """
 
     def __init__(self, resolution: Resolution) -> None:
@@ -84,6 +83,7 @@ class Engine:
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
         self.grammars = Grammars(lambda: self.detokenizer.token_bytes(config.vocab_size), config.vocab_size)
         self.requests: dict[str, Request] = {}
+        self.num_generated = 0
         self._rounds: deque[Round] = deque()
         self._ordinals = itertools.count()
         self._epoch = 0
@@ -341,6 +341,7 @@ class Engine:
                 continue
             request.mark_token()
             sequence.append(token_id)
+            self.num_generated += 1
             if logprobs is not None:
                 sequence.logprobs.append(logprobs)
             self._end_if_done(sequence, request, token_id)

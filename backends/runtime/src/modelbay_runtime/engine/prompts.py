@@ -77,6 +77,8 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int, media: Medi
             found = ", ".join(map(str, prompt)) or "nothing"
             raise UsageError(f"a prompt mapping has either 'prompt' or 'prompt_token_ids', got {found}.")
         prompt = prompt["prompt"] if prompt.get("prompt") is not None else prompt["prompt_token_ids"]
+    if media is not None and media.required and not items:
+        raise UsageError(f"the prompt has neither image nor audio, and {media.name} does not run on text alone.")
     if items and media is not None and isinstance(prompt, str):
         expanded, read = media.read(prompt, items, media.policy())
         return Prompt(expanded, prompt, media=read)

@@ -6,7 +6,7 @@ Legend: T tokens of the step, N of them replaced by feature rows, P rows of posi
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,16 +15,26 @@ from modelbay_runtime.multimodal.plan import MediaPlan
 
 
 @dataclass(frozen=True, slots=True)
+class StepItem:
+    """An item with a token in this step. ``rows``: how many feature rows its prompt has tokens for. ``requests``: those
+    that have it, for messages."""
+
+    item: MediaItem
+    rows: int
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchMedia:
     """Attributes:
-    items: those with a token in this step, each once, with how many feature rows the prompt expects of it.
+    items: those with a token in this step, each once.
     rows: [N] tokens of the step that are replaced; ``item_of``, ``feature_of``: [N] by which item's which feature row.
     positions: [T], or [P, T] where the rows differ; None if each token's position is its place in its sequence.
     spans: [T] int32, the number of the bidirectional span that each token is in, -1 outside; None if there are none.
     epoch: features computed in an earlier one are not to be used: the weights may be others.
     """
 
-    items: tuple[tuple[MediaItem, int], ...]
+    items: tuple[StepItem, ...]
     rows: np.ndarray
     item_of: np.ndarray
     feature_of: np.ndarray
@@ -34,12 +44,20 @@ class BatchMedia:
 
 
 def batch_media(
-    plans: SequenceOf[MediaPlan | None], starts: np.ndarray, lengths: np.ndarray, epoch: int
+    names: SequenceOf[str],
+    plans: SequenceOf[MediaPlan | None],
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    epoch: int,
 ) -> BatchMedia | None:
-    """Of a batch's sequences, which compute tokens ``starts`` to ``lengths`` [B]; None if there is text alone."""
+    """Of a batch's sequences, which compute tokens ``starts`` to ``lengths`` [B]; None if there is text alone.
+
+    Args:
+        names: the request of each. epoch: see `BatchMedia`.
+    """
     if all(plan is None for plan in plans):
         return None
-    items, rows, item_of, feature_of = _replaced(plans, starts, lengths)
+    items, rows, item_of, feature_of = _replaced(names, plans, starts, lengths)
     positions, spans = _positions(plans, starts, lengths), _spans(plans, starts, lengths)
     if not len(rows) and positions is None and spans is None:
         return None
@@ -48,22 +66,25 @@ def batch_media(
 
 
 def _replaced(
-    plans: SequenceOf[MediaPlan | None], starts: np.ndarray, lengths: np.ndarray
-) -> tuple[list[tuple[MediaItem, int]], np.ndarray, np.ndarray, np.ndarray]:
+    names: SequenceOf[str], plans: SequenceOf[MediaPlan | None], starts: np.ndarray, lengths: np.ndarray
+) -> tuple[list[StepItem], np.ndarray, np.ndarray, np.ndarray]:
     """Items of different content, and row, item and feature row of each token that is replaced."""
     numbers: dict[bytes, int] = {}
-    items: list[tuple[MediaItem, int]] = []
+    items: list[StepItem] = []
     columns = [np.zeros((3, 0), np.int64)]
     begin = 0
-    for plan, start, end in zip(plans, starts.tolist(), lengths.tolist(), strict=True):
+    for name, plan, start, end in zip(names, plans, starts.tolist(), lengths.tolist(), strict=True):
         found = slice(0, 0) if plan is None else plan.window(start, end)
         if plan is not None and found.start < found.stop:
             for item, count in zip(plan.items, plan.rows_of, strict=True):
-                if numbers.setdefault(item.digest, len(items)) == len(items):
-                    items.append((item, count))
-            number = np.array([numbers[item.digest] for item in plan.items], np.int64)
+                number = numbers.setdefault(item.digest, len(items))
+                if number == len(items):
+                    items.append(StepItem(item, count, (name,)))
+                elif name not in items[number].requests:
+                    items[number] = replace(items[number], requests=(*items[number].requests, name))
+            number_of = np.array([numbers[item.digest] for item in plan.items], np.int64)
             rows = plan.places[found] - start + begin
-            columns.append(np.stack([rows, number[plan.item_of[found]], plan.feature_of[found]]))
+            columns.append(np.stack([rows, number_of[plan.item_of[found]], plan.feature_of[found]]))
         begin += end - start
     rows, item_of, feature_of = np.concatenate(columns, axis=1)
     return items, rows, item_of, feature_of

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from modelbay.errors import EngineError
-from modelbay_runtime.multimodal.batch import BatchMedia
-from modelbay_runtime.multimodal.data import MediaItem
+from modelbay_runtime.multimodal.batch import BatchMedia, StepItem
 
 #: Moves a host array to the device.
 ToDevice = Callable[[Any], torch.Tensor]
@@ -44,7 +43,7 @@ class FeatureStore:
         if media.epoch != self._epoch:
             self._kept.clear()
             self.bytes, self._epoch = 0, media.epoch
-        features = [self._features(item, count) for item, count in media.items]
+        features = [self._features(item) for item in media.items]
         self._shrink()
         rows = to_device(media.rows)
         # A placeholder's id need not be one that the embedding has.
@@ -55,18 +54,31 @@ class FeatureStore:
             embeds.index_copy_(0, to_device(media.rows[mine]), part.to(embeds.dtype))
         return embeds
 
-    def _features(self, item: MediaItem, count: int) -> torch.Tensor:
+    def _features(self, wanted: StepItem) -> torch.Tensor:
         """[F, H], computed once."""
+        item = wanted.item
         found = self._kept.get(item.digest)
         if found is None:
-            found = self.model.encode_media(item)
-            self.num_encoded += 1
+            found = self._encode(wanted)
             self._kept[item.digest] = found
             self.bytes += found.nbytes
         self._kept.move_to_end(item.digest)
-        if found.shape[0] != count:
+        return found
+
+    def _encode(self, wanted: StepItem) -> torch.Tensor:
+        item, requests = wanted.item, ", ".join(map(repr, wanted.requests))
+        try:
+            found: torch.Tensor = self.model.encode_media(item)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            raise EngineError(f"request {requests}: its {item.kind} cannot be encoded: {detail}.") from error
+        self.num_encoded += 1
+        if found.shape[0] != wanted.rows:
             raise EngineError(
-                f"{item.kind}: the encoder made {found.shape[0]} rows, and the prompt has {count} tokens for them.",
+                f"request {requests}: the encoder made {found.shape[0]} rows of its {item.kind}, and the prompt has "
+                f"{wanted.rows} tokens for them.",
                 hint="Processor and model do not belong together.",
             )
         return found

@@ -22,13 +22,16 @@ DEFAULT_LIMIT = 64
 
 class MediaReader:
     """Args:
-    model: its class's ``media_kinds`` say what it takes; a model without takes text only.
+    model: its class's ``media_kinds`` say what it takes; a model without takes text only. One whose ``needs_media`` is
+        true takes no text alone.
 
     Several threads may share one.
     """
 
     def __init__(self, resolution: Resolution, tokenizer: Any, model: Any) -> None:
         self.kinds: tuple[str, ...] = tuple(getattr(model, "media_kinds", ()))
+        self.required = bool(getattr(model, "needs_media", False))
+        self.name = resolution.architecture
         self._resolution = resolution
         self._tokenizer = tokenizer
         self._lock = threading.Lock()

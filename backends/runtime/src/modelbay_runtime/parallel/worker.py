@@ -66,7 +66,7 @@ def run_lane(runner: Runner, mesh: Mesh, batch: Batch | None) -> BatchOutput | N
 def _portable(output: BatchOutput, batch: Batch) -> BatchOutput:
     logits = None if output.logits is None else output.logits.cpu()
     hidden = output.hidden.cpu() if batch.wants_hidden and output.hidden is not None else None
-    return BatchOutput(logits, hidden, output.prompt_logprobs)
+    return BatchOutput(logits, hidden, output.prompt_logprobs, output.pooled)
 
 
 def applied(payload: bytes, rank: Rank) -> tuple[bool, Any]:

@@ -21,6 +21,7 @@ from modelbay_runtime.layers.embedding import Head
 from modelbay_runtime.layers.linear import Linear
 
 NOT_FOR_POOLING = "of a model that generates"
+NOT_FOR_EMBEDDING = "of a model that classifies"
 
 
 class Classifier(Protocol):
@@ -107,6 +108,8 @@ def as_pooling_model(module: nn.Module, resolution: Resolution, build: BuildCont
         score = Linear(build, resolution.config.hidden_size, resolution.pooling.num_labels)
     found = NativePoolingModel(module, heads, score)
     found.checkpoint_transforms = (*(arch.transforms if arch else ()), *found.checkpoint_transforms)
+    if task == "embed":
+        found.checkpoint_transforms += (Ignore(r"^score\.", NOT_FOR_EMBEDDING, unless_known=True),)
     if hasattr(module, "max_positions"):
         found.max_positions = module.max_positions
     resolution.trace.decide("build", "head", "score" if score is not None else "none", f"conversion to {task}")

@@ -10,13 +10,24 @@ export class ApiError extends Error {
 }
 
 export class Api {
+  #key = "";
+
+  constructor() {
+    try {
+      this.#key = sessionStorage.getItem(KEY) ?? "";
+    } catch { /* browsers that keep nothing for this page throw */ }
+  }
+
   get key() {
-    return sessionStorage.getItem(KEY) ?? "";
+    return this.#key;
   }
 
   set key(value) {
-    if (value) sessionStorage.setItem(KEY, value);
-    else sessionStorage.removeItem(KEY);
+    this.#key = value;
+    try {
+      if (value) sessionStorage.setItem(KEY, value);
+      else sessionStorage.removeItem(KEY);
+    } catch { /* it lasts as long as the page */ }
   }
 
   async json(path) {
@@ -41,7 +52,7 @@ export class Api {
   }
 
   async #send(path, { headers = {}, ...options } = {}) {
-    const key = this.key;
+    const key = this.#key;
     if (/[^!-~]/.test(key)) throw new ApiError("The API key has characters that no key can have.", 401);
     if (key) headers = { ...headers, Authorization: `Bearer ${key}` };
     const response = await reached(fetch(path, { ...options, headers, credentials: "omit", redirect: "error" }));

@@ -7,15 +7,18 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const shown = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");
 
-  const kept = localStorage.getItem(NAME);
-  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  // Browsers that keep nothing for this page throw.
+  const kept = () => { try { return localStorage.getItem(NAME); } catch { return null; } };
+  const keep = (theme) => { try { localStorage.setItem(NAME, theme); } catch { /* it lasts as long as the page */ } };
+
+  if (["dark", "light"].includes(kept())) root.dataset.theme = kept();
 
   addEventListener("DOMContentLoaded", () => {
     const button = document.getElementById("theme");
     const tell = () => button.setAttribute("aria-pressed", String(shown() === "dark"));
     button.addEventListener("click", () => {
       root.dataset.theme = shown() === "dark" ? "light" : "dark";
-      localStorage.setItem(NAME, root.dataset.theme);
+      keep(root.dataset.theme);
       tell();
     });
     dark.addEventListener("change", tell);

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modelbay_testing.logits import engine_logits, worst_difference
-from modelbay_testing.matrix.cases import Case
+from modelbay_testing.matrix.cases import AUDIO_TEXT, IMAGE_TEXT, Case
 from modelbay_testing.tiny import tiny_tokenizer
 from modelbay_testing.tiny_configs import FIRST_MEDIA_ID, tiny_config
 
@@ -44,6 +44,10 @@ def attempt(case: Case, folder: Path) -> Outcome:
     """Try a case in ``folder`` (emptied by the caller); never raises for what a model does."""
     from modelbay.errors import ModelbayError
 
+    if case.task in (IMAGE_TEXT, AUDIO_TEXT):
+        from modelbay_testing.matrix.media_attempt import attempt_media
+
+        return attempt_media(case, folder)
     facts = (case.task, case.model_type, case.architecture)
     try:
         config, tiny = _config(case)

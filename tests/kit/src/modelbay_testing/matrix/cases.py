@@ -7,6 +7,8 @@ from typing import Any
 
 #: Task -> what a row of it is compared on.
 TASKS = {"generate": "logits", "embed": "hidden states", "classify": "a classifier's logits"}
+#: Tasks of models that read more than text, compared on logits too.
+IMAGE_TEXT, AUDIO_TEXT = "image-text", "audio-text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,24 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every causal language model, every base model that reads text both ways, and every classifier of text."""
-    return causal_models() + text_encoders() + classifiers()
+    """Every causal language model, every base model that reads text both ways, every classifier of text, and every model
+    that reads images or audio beside text."""
+    return causal_models() + text_encoders() + classifiers() + media_models()
 
 
 def causal_models() -> list[Case]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return [Case("generate", model_type, name) for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()]
+
+
+def media_models() -> list[Case]:
+    """The models that Transformers lists for images and text, and those beside them in its list of all kinds."""
+    from transformers.models.auto import modeling_auto as auto
+
+    images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    others = {k: v for k, v in auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.items() if k not in images}
+    return [Case(IMAGE_TEXT, *named) for named in images.items()] + [Case(AUDIO_TEXT, *named) for named in others.items()]
 
 
 def classifiers() -> list[Case]:
@@ -92,4 +104,5 @@ NOTES = {
         ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"), "up to index_topk tokens"
     ),
     "mllama": "text alone",
+    "paligemma": "one image, before the text",
 }

@@ -10,7 +10,9 @@ from typing import Any
 from modelbay_testing.matrix.attempt import Outcome
 
 #: Fewer matches than this are a regression whatever else a run says.
-AT_LEAST = {"generate": 130, "embed": 30, "classify": 60}
+AT_LEAST = {"generate": 130, "embed": 30, "classify": 60, "image-text": 45, "audio-text": 5}
+#: The same for matches on two ranks and in two stages.
+ON_RANKS_AT_LEAST = 130
 _INTRODUCTION = """\
 # Supported models
 
@@ -25,6 +27,11 @@ no hidden state; of a classifier: no logit of a class) differs from Transformers
 more. What does not match is refused before weights are loaded, for the reason given here. `modelbay list-archs --all`
 shows the same list; `modelbay explain MODEL` probes the model at hand, with its own config.
 
+Models for images and audio were given random inputs in the form that their processors give (pixels, patches, spectra), in
+a batch with text; seven families also run with their own processor on real images and sounds (`tests/test_media.py` of
+the backend). Their language model is served as above; their towers run on Transformers' own code, one image or sound at a
+time.
+
 What matches was run once more on two ranks that share its layers (tensor parallel), and as two stages (pipeline): "yes"
 where the same holds, else the reason for which it is refused, before weights are loaded too.
 
@@ -35,6 +42,8 @@ _TITLES = {
     "generate": "Text generation",
     "embed": "Text encoders (hidden states, embedding)",
     "classify": "Sequence classification and reward models",
+    "image-text": "Images and text",
+    "audio-text": "Audio and text",
 }
 
 

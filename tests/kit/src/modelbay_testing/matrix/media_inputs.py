@@ -166,6 +166,8 @@ def features_of(model: Any, config: Any, kind: str, inputs: Mapping[str, torch.T
     with torch.inference_mode():
         output = function(**given, **({"return_dict": True} if "kwargs" in names else {}))
     found = output if isinstance(output, (torch.Tensor, list, tuple)) else output.pooler_output
+    if found is None:
+        return _by_trial(model, config, kind, inputs)
     rows = list(found) if isinstance(found, (list, tuple)) else [found]
     return torch.cat([row.reshape(-1, row.shape[-1]) for row in rows])
 
