@@ -21,6 +21,8 @@ def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str])
     replaced = 0
     for name in names:
         old: Any = model.get_submodule(name)
+        if "weight" not in old._parameters:
+            continue  # another stage of the pipeline has it
         new = Linear(build, old.in_features, old.out_features, bias=old.bias is not None)
         if old.weight.dtype != build.dtype:
             continue  # kept in another precision on purpose

@@ -5,6 +5,8 @@ Legend: T tokens, H hidden size, E experts, I intermediate size of one expert, k
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -29,18 +31,38 @@ def experts(
     Returns:
         [T, H] in x's dtype.
     """
+
+    def expert(number: int, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(act_and_mul(F.linear(rows, gate_up[number]), activation), down[number])
+
+    return grouped(x, ids, weights, gate_up.shape[0], expert)
+
+
+def grouped(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    count: int,
+    expert: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The weighted sum over each token's experts, each of which is given all of its tokens at once.
+
+    Args:
+        x, ids, weights: as for `experts`. count: E.
+        expert: ``(number, [n, H]) -> [n, H]``, called in the order of numbers for those that have tokens.
+    """
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     flat = ids.flatten()
     pairs = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=gate_up.shape[0])[: gate_up.shape[0]].tolist()
+    counts = torch.bincount(flat, minlength=count)[:count].tolist()
     tokens, scale = pairs // ids.shape[1], weights.flatten()[pairs, None]
     begin = 0
-    for expert, count in enumerate(counts):
-        if not count:
+    for number, of_it in enumerate(counts):
+        if not of_it:
             continue
-        chosen = slice(begin, begin + count)
-        begin += count
-        inner = act_and_mul(F.linear(x.index_select(0, tokens[chosen]), gate_up[expert]), activation)
+        chosen = slice(begin, begin + of_it)
+        begin += of_it
+        out = expert(number, x.index_select(0, tokens[chosen]))
         # A token stands once in an expert's group, so the order of its sum is that of the experts, whatever the batch.
-        total.index_add_(0, tokens[chosen], F.linear(inner, down[expert]) * scale[chosen])
+        total.index_add_(0, tokens[chosen], out * scale[chosen])
     return total.to(x.dtype)
