@@ -15,6 +15,7 @@ from modelbay_runtime.kernels.table import KernelTable
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.sizes import check_mesh
+from modelbay_runtime.quantised import counted, keep_quantised
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -81,6 +82,7 @@ def build_model(resolution: Resolution, parallel: ParallelContext | None = None)
     context = BuildContext(config, dtype, device, table, parallel, max_model_len=config.max_model_len)
     owned = resolution.plugins.require("modeling_backends", resolution.backend, "model_impl")
     module = load_target(owned.value.target)().build(resolution, context)
+    keep_quantised(module, resolution, context)
     built = BuiltModel(module, context, dict(module.kv_specs()))
     trace.decide("build", "parameters", f"{_count(module):,} ({built.parameter_bytes():,} bytes)", "module on meta")
     _check_backbones(built, resolution)
@@ -124,4 +126,4 @@ def _check_length(built: BuiltModel, resolution: Resolution) -> None:
 
 def _count(module: torch.nn.Module) -> int:
     tied = {id(m.weight) for m in module.modules() if getattr(m, "tied_to", None)}
-    return sum(p.numel() for p in module.parameters() if id(p) not in tied)
+    return sum(p.numel() for p in {id(p): p for p in counted(module)}.values() if id(p) not in tied)

@@ -5,7 +5,6 @@ A module says so with attributes that the loader reads:
 * ``packed: tuple[Section, ...]``: its ``weight`` and ``bias`` hold these siblings, by the names a checkpoint gives them
   (``qkv_proj`` holds ``q_proj``, ``k_proj``, ``v_proj``).
 * ``siblings: dict[str, tuple[Section, ...]]``: the same for a parameter, by its name, whose sections have other sizes.
-* ``scales: tuple[str, ...]``: parameters that are scales of others: they take memory and are not counted.
 * ``parts: dict[str, tuple[Section, ...]]``: the same for any other parameter, by its name: the names that a checkpoint
   gives to what it holds, beside it (``experts.gate_up_proj`` holds ``experts.gate_proj``, ``experts.up_proj``).
 * ``shards: dict[str, Shard]``: by parameter (``"weight"``), section (``"q_proj.weight"``) or part (``"gate_proj"``),
@@ -13,6 +12,7 @@ A module says so with attributes that the loader reads:
 * ``held_elsewhere: str``: nothing of it is on this rank; tensors under its name are ignored, by the rule of this name.
   ``weight_tied_to: str | None`` is then as ``tied_to``: its ``weight`` is a parameter that is on this rank.
 * ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.
+* ``scale_parameters: tuple[str, ...]``: parameters that are scales of others: they take memory and are not counted.
 * ``post_load()``: called once when everything in it is loaded, to repack its weights.
 
 The outermost module may say how checkpoints of it are laid out:

@@ -17,11 +17,15 @@ _REFERENCE = {
     "write_cache": "modelbay_runtime.kernels.ops:write_cache",
     "linear": "modelbay_runtime.kernels.ops:Linear",
     "experts": "modelbay_runtime.kernels.experts:experts",
+    "linear_blocks": "modelbay_runtime.kernels.blocks:linear_blocks",
+    "experts_blocks": "modelbay_runtime.kernels.blocks:experts_blocks",
     "attention.full": "modelbay_runtime.kernels.attention:attention",
     "attention.sliding": "modelbay_runtime.kernels.attention:attention",
     "attention.encoder": "modelbay_runtime.kernels.encoder_attention:encoder_attention",
 }
-_CONSTRAINTS = dict.fromkeys(("act_and_mul", "experts"), "modelbay_runtime.kernels.ops:knows_activation")
+_CONSTRAINTS = dict.fromkeys(
+    ("act_and_mul", "experts", "experts_blocks"), "modelbay_runtime.kernels.ops:knows_activation"
+)
 
 
 @hookimpl
@@ -79,8 +83,9 @@ def register_quantizations() -> list[QuantizationSpec]:
     return [
         QuantizationSpec(
             method="fp8",
-            summary="blocks with a scale each, dequantised while streaming",
+            summary="blocks with a scale each",
             target="modelbay.weights.fp8:fp8_transforms",
+            kept="modelbay.weights.fp8:fp8_blocks",
         )
     ]
 

@@ -20,6 +20,7 @@ from modelbay_runtime.layers.embedding import Head
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import ServedAttention, StepHolder
+from modelbay_transformers.backbones import keep_dtypes
 from modelbay_transformers.classes import ModelClasses
 from modelbay_transformers.conversion import leave_out_pooler, read_conversion
 from modelbay_transformers.expert_parallel import divide_experts
@@ -74,6 +75,9 @@ def assemble(
     conversion = read_conversion(outer, base_only=hidden_only)
     prefix = _prefix(outer, classes)
     base = outer.get_submodule(prefix) if prefix else outer
+    if classes.media and (backbones := resolution.config.backbone_dtypes):
+        kept = keep_dtypes(outer, base, {path: getattr(torch, name) for path, name in backbones.items()})
+        resolution.trace.decide("build", "towers in their own dtype", kept, "argument dtype=backbone")
     if check is not None:
         check(outer, base)
     check_plans(classes.config, base, resolution.trace, strict=check is not None)
@@ -198,7 +202,10 @@ def _wrap(
         if resolution.task == "classify":
             return TransformersForSequenceClassification(outer, prefix, kv_specs, holder, position_offset=offset)
         if classes.media:
-            return TransformersForConditionalGeneration(outer, prefix, kv_specs, holder, position_offset=offset)
+            around = TransformersForConditionalGeneration(outer, prefix, kv_specs, holder, position_offset=offset)
+            reads = ", ".join(("text", *around.media_kinds))
+            resolution.trace.decide("build", "reads", reads, around.media_refusal or f"{type(outer).__name__}.forward")
+            return around
         return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
     if resolution.task != "generate":
         return TransformersModel(base, kv_specs, holder, position_offset=offset)

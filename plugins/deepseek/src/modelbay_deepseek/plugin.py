@@ -11,9 +11,11 @@ _MLA = "modelbay_deepseek.attention:latent_attention"
 #: Experts stand one by one in a checkpoint, and in one tensor of each kind in the model.
 _TRANSFORMS: tuple[Transform, ...] = (
     Rename(r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.correction"),
-    Stack(r"\.experts\.(?P<index>\d+)\.gate_proj\.weight$", ".experts.gate_proj"),
-    Stack(r"\.experts\.(?P<index>\d+)\.up_proj\.weight$", ".experts.up_proj"),
-    Stack(r"\.experts\.(?P<index>\d+)\.down_proj\.weight$", ".experts.down_proj"),
+    *(
+        Stack(rf"\.experts\.(?P<index>\d+)\.{part}\.weight{suffix}$", f".experts.{part}{suffix}")
+        for part in ("gate_proj", "up_proj", "down_proj")
+        for suffix in ("", "_scale_inv")
+    ),
 )
 _OUTER_PLAN = {"embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
 _MLP_PLAN = {

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.responses import Response
+from starlette.routing import Match, Mount
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 #: Nothing but this server's own files and routes; no script in the markup, and no text that becomes markup.
 _POLICY = (
@@ -44,5 +45,17 @@ def mount_page(app: FastAPI, page: Path) -> set[str]:
     """Serve the page's files, where there are any; their paths are returned."""
     if not (page / "index.html").is_file():
         return set()
-    app.mount("/", PageFiles(directory=page, html=True), name="page")
-    return {"/", *(f"/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file())}
+    paths = {"/", *(f"/{path.relative_to(page).as_posix()}" for path in page.rglob("*") if path.is_file())}
+    app.router.routes.append(_PageMount(PageFiles(directory=page, html=True), paths))
+    return paths
+
+
+class _PageMount(Mount):
+    """At ``/``, and only there where a file is: a route that is asked with the wrong method says so itself."""
+
+    def __init__(self, app: ASGIApp, paths: set[str]) -> None:
+        super().__init__("/", app, name="page")
+        self._paths = paths
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(scope) if scope["path"] in self._paths else (Match.NONE, {})

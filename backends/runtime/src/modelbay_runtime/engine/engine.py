@@ -14,7 +14,7 @@ from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution
 from modelbay.tokenizer import load_tokenizer, stop_token_ids
 from modelbay.weights.accounting import LoadReport
-from modelbay_runtime.engine.batch import Batch, PromptRows, make_batch
+from modelbay_runtime.engine.batch import PromptRows, make_batch
 from modelbay_runtime.engine.block_pool import BlockPool
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.executor import Executor, open_executor
@@ -30,6 +30,7 @@ from modelbay_runtime.engine.sampler import Sampler
 from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence, Status
+from modelbay_runtime.engine.step_output import Round, StepOutput
 from modelbay_runtime.multimodal.plan import MediaPlan
 from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_runtime.pooling.plan import plan_request
@@ -38,25 +39,6 @@ from modelbay_runtime.structured.grammars import Grammars
 from modelbay_runtime.structured.mask import Ending
 
 logger = logging.getLogger("modelbay")
-
-#: What every lane computes in one round; None: nothing.
-Round = list[tuple[list[Scheduled], Batch] | None]
-
-
-class StepOutput:
-    """A lane's part of a round.
-
-    Attributes:
-        sampled: the sequences that ``logits`` [R, V] belong to, row by row.
-        pooled: request id -> what was made of its hidden states.
-    """
-
-    def __init__(self, scheduled: list[Scheduled], batch: Batch, output: BatchOutput) -> None:
-        sequences = [item.sequence for item in scheduled]
-        self.sampled = [sequences[place] for place in batch.sampled]
-        self.logits, self.pooled = output.logits, output.pooled
-        found = zip(batch.prompt_rows, output.prompt_logprobs, strict=True)
-        self.prompt_logprobs = [(sequences[rows.sequence], entries) for rows, entries in found]
 
 
 class Engine:

@@ -61,6 +61,18 @@ class KernelTable:
             BackendError: nothing that is installed can serve this layer here, whatever is asked for.
             UsageError: a forced set has the op but cannot serve this layer here, with the reason.
         """
+        chosen, fitting, rejected, forced = self._negotiate(op, facts)
+        self._record(op, chosen, fitting, rejected, forced, facts.get("layer"))
+        return load_target(chosen.value.target)
+
+    def would_choose(self, op: str, facts: Mapping[str, Any]) -> str:
+        """The kernel set that `bind` would take, without a record of it."""
+        return self._negotiate(op, facts)[0].value.set
+
+    def _negotiate(
+        self, op: str, facts: Mapping[str, Any]
+    ) -> tuple[Owned[KernelSpec], list[Owned[KernelSpec]], list[Rejected], str]:
+        """The choice, what else fits, why the others do not, and the set that was asked for."""
         specs = self._by_op.get(op, [])
         if not specs:
             known = ", ".join(sorted(self._by_op))
@@ -82,8 +94,7 @@ class KernelTable:
         sets = {owned.value.set for owned in fitting}
         rejected = [Rejected(name, "; ".join(whys)) for name, whys in reasons.items() if name not in sets]
         chosen = self._choose(op, fitting, rejected, forced, {owned.value.set for owned in specs})
-        self._record(op, chosen, fitting, rejected, forced, facts.get("layer"))
-        return load_target(chosen.value.target)
+        return chosen, fitting, rejected, forced
 
     def _why_not(self, spec: KernelSpec, facts: Mapping[str, Any]) -> str | None:
         if self.device.type not in spec.devices:

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from modelbay.errors import WeightsError
 from modelbay.weights.fp8 import BlockScales
-from modelbay_runtime.layers.linear import parameter
 from modelbay_runtime.layout import Section, Shard
 
 
@@ -84,8 +82,10 @@ class ScaledWeight:
         self.block = (finest(self.rows, blocks.block[0]), finest((columns,), blocks.block[1]))
         height = sum(cut.blocks(blocks.block[0]).size for cut in rows)
         width = columns.blocks(blocks.block[1]).size
-        module._parameters[name] = parameter(tuple(old.shape), getattr(torch, blocks.dtype))
-        module.register_parameter(self.scale_name, parameter((*old.shape[:dim], height, width), torch.float32))
+        weight = torch.empty(old.shape, dtype=getattr(torch, blocks.dtype), device="meta")
+        scales = torch.empty((*old.shape[:dim], height, width), dtype=torch.float32, device="meta")
+        module._parameters[name] = nn.Parameter(weight, requires_grad=False)
+        module.register_parameter(self.scale_name, nn.Parameter(scales, requires_grad=False))
 
     def sections(self, names: Sequence[str], suffix: str, dim: int = 0) -> tuple[Section, ...]:
         """Of the scales: one for each of the rows' cuts."""
@@ -105,20 +105,12 @@ class ScaledWeight:
         return Shard(of_weight.dim, found.start, found.size, total=found.total)
 
     def post_load(self, module: nn.Module) -> None:
-        """Check the values, and repeat scales where a block was cut.
+        """Repeat the scales where a block was cut."""
+        scales: torch.Tensor = getattr(module, self.scale_name)
+        if self.block == self._disk:
+            return
+        for dim, cuts in ((0, self.rows), (1, (self.columns,))):
+            places = scale_of_block(cuts, self._disk[dim], self.block[dim])
+            scales = scales.index_select(dim - 2, torch.tensor(places, device=scales.device))
+        module._parameters[self.scale_name] = nn.Parameter(scales, requires_grad=False)
 
-        Raises:
-            WeightsError: a weight that is no number; a product would spread it.
-        """
-        weight, scales = getattr(module, self.name), getattr(module, self.scale_name)
-        if _has_nan(weight):
-            raise WeightsError(f"a {self.name} of {type(module).__name__} in {weight.dtype} holds NaN.")
-        if self.block != self._disk:
-            for dim, cuts, block, fine in zip((-2, -1), (self.rows, (self.columns,)), self._disk, self.block):  # noqa: B905
-                places = torch.tensor(scale_of_block(cuts, block, fine), device=scales.device)
-                scales = scales.index_select(dim, places)
-            module._parameters[self.scale_name] = nn.Parameter(scales.contiguous(), requires_grad=False)
-
-
-def _has_nan(weight: torch.Tensor) -> bool:
-    return False

@@ -50,6 +50,8 @@ class Embedding(nn.Module):
 class Head(Linear):
     """[R, H] -> [R, V], on every rank. ``tied_to`` names the embedding's weight when the two are one parameter."""
 
+    hold_blocks = None  # type: ignore[assignment]  # checkpoints in 8 bits have it in 16
+
     def __init__(self, build: BuildContext, hidden_size: int, vocab_size: int, *, tied_to: str | None) -> None:
         shard = vocabulary_shard(build, vocab_size)
         super().__init__(build, hidden_size, shard.size + shard.pad)

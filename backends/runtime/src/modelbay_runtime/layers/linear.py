@@ -10,7 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from modelbay.weights.fp8 import BlockScales
 from modelbay_runtime.api import BuildContext
+from modelbay_runtime.layers.block_scales import Cut, ScaledWeight
 from modelbay_runtime.layout import Section, Shard
 from modelbay_runtime.parallel.sizes import share_of
 
@@ -51,17 +53,45 @@ class Linear(nn.Module):
         # What is added once belongs to the sum, not to each part of it.
         self.adds_here = style != "rowwise" or parallel.tp_rank == 0
         self.kernel = build.op("linear", in_features=in_features, out_features=out_features)
+        self.scaled: ScaledWeight | None = None
+
+    def hold_blocks(self, build: BuildContext, blocks: BlockScales) -> None:
+        """Hold the weight in 8 bits with the scales of its blocks beside it, and apply them in the product."""
+        weight, shard = self.weight, self.shards.get("weight")
+        columns = Cut.of(weight.shape[1], shard, 1)
+        sections: tuple[Section, ...] = getattr(self, "packed", ())
+        shards = [self.shards.get(f"{section.name}.weight") for section in sections] or [shard]
+        sizes = [section.size for section in sections] or [weight.shape[0]]
+        rows = [Cut.of(size, of_it, 0) for size, of_it in zip(sizes, shards, strict=True)]
+        self.scaled = scaled = ScaledWeight(self, "weight", blocks, rows, columns)
+        self.scale_parameters = (scaled.scale_name,)
+        names = [section.name for section in sections]
+        if names:
+            self.siblings = {scaled.scale_name: scaled.sections(names, "")}
+        prefixes = [f"{name}." for name in names] or [""]
+        for prefix, cut, of_it in zip(prefixes, rows, shards, strict=True):
+            if (own := scaled.shard(cut, of_it)) is not None:
+                self.shards[prefix + scaled.scale_name] = own
+        self.kernel = build.op("linear_blocks", in_features=self.in_features, out_features=self.out_features)
 
     def post_load(self) -> None:
         """The weight is complete: bring it into the form that the kernel multiplies fastest."""
-        self.weight = nn.Parameter(self.kernel.pack(self.weight.data), requires_grad=False)
+        if self.scaled is not None:
+            self.scaled.post_load(self)
+        else:
+            self.weight = nn.Parameter(self.kernel.pack(self.weight.data), requires_grad=False)
+
+    def _product(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.scaled is not None:
+            return self.kernel(x, self.weight, getattr(self, self.scaled.scale_name), self.scaled.block, bias, residual)
+        return self.kernel.apply(x, self.weight, bias, residual)
 
     def partial(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """This rank's summand of what `forward` returns; bias and residual are in the first rank's. All of it, unless
         the style is "rowwise"."""
-        if self.adds_here:
-            return self.kernel.apply(x, self.weight, self.bias, residual)
-        return self.kernel.apply(x, self.weight, None, None)
+        return self._product(x, self.bias, residual) if self.adds_here else self._product(x)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in], residual: [T, out] or None -> [T, out]."""

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelbay.errors import ConfigError
+from modelbay.weights.fp8 import BlockScales
 from modelbay_runtime.api import BuildContext
+from modelbay_runtime.layers.block_scales import Cut, ScaledWeight
 from modelbay_runtime.layers.linear import parameter
 from modelbay_runtime.layers.mlp import GatedMLP
 from modelbay_runtime.layout import Section, Shard
@@ -149,9 +151,30 @@ class Experts(nn.Module):
         self.kernel = build.op(
             "experts", experts=self.held, hidden_size=hidden_size, intermediate_size=inner, activation=activation
         )
+        self.scaled: tuple[ScaledWeight, ScaledWeight] | None = None
         # One more than there are experts: that of the tokens which are for other ranks.
         counts = torch.zeros(self.held + 1, dtype=torch.int64, device=build.device)
         self.register_buffer("counts", counts, persistent=False)
+
+    def hold_blocks(self, build: BuildContext, blocks: BlockScales) -> None:
+        """Hold the weights in 8 bits with the scales of their blocks beside them, and apply them in the products."""
+        shards, (_, hidden, inner) = self.shards, self.down_proj.shape
+        rows = Cut.of(inner, shards.get("gate_proj"), 1)
+        gate_up = ScaledWeight(self, "gate_up_proj", blocks, (rows, rows), Cut.of(hidden, None, 2), dim=1)
+        columns = Cut.of(inner, shards.get("down_proj"), 2)
+        down = ScaledWeight(self, "down_proj", blocks, (Cut.of(hidden, None, 1),), columns, dim=1)
+        self.scaled, self.scale_parameters = (gate_up, down), (gate_up.scale_name, down.scale_name)
+        self.parts[gate_up.scale_name] = gate_up.sections(("gate_proj", "up_proj"), blocks.suffix, 1)
+        for name, scaled in (("gate_proj", gate_up), ("up_proj", gate_up), ("down_proj", down)):
+            if (own := scaled.shard(scaled.rows[0], shards.get(name), 1)) is not None:
+                shards[name + blocks.suffix] = own
+        self.kernel = build.op(
+            "experts_blocks", experts=self.held, hidden_size=hidden, intermediate_size=inner, activation=self.activation
+        )
+
+    def post_load(self) -> None:
+        for scaled in self.scaled or ():
+            scaled.post_load(self)
 
     @property
     def expert_load(self) -> torch.Tensor:
@@ -194,7 +217,10 @@ class Experts(nn.Module):
             ids = ids.masked_fill((ids < 0) | (ids >= self.held), self.held)
         flat = ids.flatten()
         self.counts.index_add_(0, flat, torch.ones_like(flat))
-        return self.kernel(x, self.gate_up_proj, self.down_proj, ids, weights, self.activation)
+        if self.scaled is None:
+            return self.kernel(x, self.gate_up_proj, self.down_proj, ids, weights, self.activation)
+        held = [(getattr(self, each.name), getattr(self, each.scale_name), each.block) for each in self.scaled]
+        return self.kernel(x, *held[0], *held[1], ids, weights, self.activation)
 
 
 class SparseMoE(nn.Module):

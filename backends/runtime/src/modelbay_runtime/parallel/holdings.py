@@ -95,7 +95,8 @@ def holdings(resolution: Resolution, mesh: Mesh) -> Holdings:
         built = build_model(resolution, ParallelContext.apart(mesh, Place(pp_rank=stage)))
         targets = find_targets(built.module, tie=resolution.config.tie_word_embeddings)
         stages.append((built, {name: target for name, target in targets.by_name.items() if not target.storage.buffer}))
-    whole = {name: prod(target.whole_shape()) for _, named in stages for name, target in named.items()}
+    counted = {name: t for _, named in stages for name, t in named.items() if not _is_scale(t)}
+    whole = {name: prod(target.whole_shape()) for name, target in counted.items()}
     ranks = [_rank(resolution, mesh, number, *stages[mesh.place(number).pp_rank]) for number in range(mesh.size)]
     parameters, held, padding = sum(whole.values()), sum(r.parameters for r in ranks), sum(r.padding for r in ranks)
     return Holdings(
@@ -127,12 +128,17 @@ def _rank(
         experts=_range(of_experts, place.dp_rank * mesh.tp + place.tp_rank),
         tokens=_range(_first_shard(named[name] for name in by_token), place.tp_rank),
         outside=tuple(dict.fromkeys(name.rpartition(".")[0] for name in named if not _NUMBERED.search(name))),
-        parameters=sum(sizes.values()),
+        parameters=sum(sizes[name] for name, target in named.items() if not _is_scale(target)),
         padding=sum(_padding(named[name], place.tp_rank) for name in by_token),
         weight_bytes=sum(sizes[name] * target.storage.dtype.itemsize for name, target in named.items()),
         kv_bytes=sum(spec.row for spec in built.kv_specs.values()) * itemsize,
         state_bytes=sum(spec.per_sequence for spec in built.kv_specs.values()) * itemsize,
     )
+
+
+def _is_scale(target: Target) -> bool:
+    """Of another parameter's blocks: it takes memory and is not one of the model's."""
+    return any(name in getattr(module, "scale_parameters", ()) for module, name in target.storage.holders)
 
 
 def _by_token(built: BuiltModel, named: Mapping[str, Target]) -> list[str]:

@@ -8,15 +8,15 @@ const EVERY = 1000; // milliseconds
 const SPAN = 120; // seconds that the plots show
 
 const count = (value) => String(Math.round(value));
-const percent = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
+const percent = (value) => `${(value * 100).toFixed(value < 0.01 ? 2 : value < 0.1 ? 1 : 0)} %`;
 const rate = (value) => `${value.toFixed(value < 10 ? 1 : 0)} tokens/s`;
 const time = (value) => (value < 1 ? `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(1)} s`);
 
-/** Title, how a value is written, the end of the axis, and the value of a sample, given the one before it. */
+/** Title, how a value is written, the end of the axis where it is fixed, and the value of a sample, given the one before it. */
 const PLOTS = [
   ["Running sequences", count, null, (now) => now.running],
   ["Queued sequences", count, null, (now) => now.waiting],
-  ["KV cache in use", percent, 1, (now) => now.kv],
+  ["KV cache in use", percent, null, (now) => now.kv],
   ["Tokens generated", rate, null, (now, before) => before && Math.max(0, now.tokens - before.tokens) / (now.at - before.at)],
   ["Time to first token", time, null, (now, before) => before && mean(now, before, "firstSum", "firstCount")],
   ["Prompt tokens from the prefix cache", percent, 1, (now, before) => before && mean(now, before, "cached", "lookedUp")],

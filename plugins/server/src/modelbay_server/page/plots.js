@@ -11,6 +11,7 @@ export class Plot {
   #most;
   #value = el("p", { class: "value" }, "no data yet");
   #top = el("span", { class: "top" });
+  #begin = el("span");
   #drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   #area = svg("path", { class: "area" });
   #line = svg("path", { class: "line" });
@@ -29,8 +30,9 @@ export class Plot {
     }
     this.#drawing.append(this.#area, this.#line);
     this.element = el("figure", { class: "plot" },
-      el("figcaption", {}, title), this.#value, el("div", { class: "drawing" }, this.#top, this.#drawing));
-    this.draw([], 0, 1);
+      el("figcaption", {}, title), this.#value, el("div", { class: "drawing" }, this.#top, this.#drawing),
+      el("p", { class: "axis", "aria-hidden": "true" }, this.#begin, el("span", {}, "now")));
+    this.draw([], 0, 0);
   }
 
   /** @param points `[seconds, value or null]` in order; @param begin @param end of the time axis, in seconds */
@@ -39,6 +41,7 @@ export class Plot {
     const values = known.map(([, value]) => value);
     const most = this.#most ?? niceEnd(Math.max(0, ...values));
     this.#top.textContent = this.#format(most);
+    this.#begin.textContent = end > begin ? `${Math.round(end - begin)} s ago` : "";
     const spots = known.map(([time, value]) => [
       round(((time - begin) / (end - begin)) * WIDTH),
       round(HEIGHT - 1 - (Math.min(value, most) / most) * (HEIGHT - 2)),

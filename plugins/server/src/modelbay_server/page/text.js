@@ -57,6 +57,9 @@ export class GrowingText {
   }
 
   #write(text) {
+    // Blocks have their own distance: empty lines before a paragraph would double it.
+    if (!this.#code && !this.#node?.data) text = text.replace(/^\n+/, "");
+    if (!text) return;
     if (this.#node === null) this.#begin("");
     this.#node.appendData(text);
   }

@@ -5,7 +5,7 @@ import { byId, el, table } from "./dom.js";
 const FACTS = [
   ["Reference", (explained) => explained.reference],
   ["Architecture", ({ resolution }) => resolution.architecture],
-  ["Served by", ({ resolution }) => resolution.served_by],
+  ["Served by", ({ resolution: { served_by: name, architecture } }) => (name === architecture ? null : name)],
   ["Plugin", ({ resolution }) => resolution.owner],
   ["Backend", ({ resolution }) => resolution.backend],
   ["Task", ({ resolution }) => resolution.task],
