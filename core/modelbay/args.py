@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any
 
 from modelbay.errors import UsageError
+from modelbay.unserved import ENGINE_ARGUMENTS, refuse_known
 
 
 def _arg(default: Any, help: str, *, choices: tuple[str, ...] | None = None, flag: bool = True) -> Any:
@@ -56,7 +57,11 @@ class EngineArgs:
         "auto",
         "Where default sampling comes from: auto (the model), modelbay (ignore the model's file), or a directory.",
     )
-    quantization: str | None = _arg(None, "Quantization method; must equal what the checkpoint says, if it says one.")
+    quantization: str | None = _arg(
+        None,
+        "Quantization method, which must be what the checkpoint says: keeps weights quantised where layers can. Not "
+        "given: they are kept where a kernel set multiplies them on this device, else dequantised.",
+    )
     kernels: str = _arg("auto", "Kernel set to use for every op that has it (torch, triton), or auto.")
     attention_backend: str = _arg("auto", "Kernel set to use for attention, or auto.")
     enforce_eager: bool = _arg(False, "Never compile or capture graphs.")
@@ -142,6 +147,7 @@ class EngineArgs:
             if name not in known:
                 import difflib
 
+                refuse_known("engine argument", name, ENGINE_ARGUMENTS)
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
                 raise UsageError(f"unknown engine argument {name!r}.", hint=hint)

@@ -1,4 +1,4 @@
-"""X10: tokens of one span see each other both ways, in full and in sliding layers, whatever lies before and beside them."""
+"""X10: tokens of one span see each other both ways, in full and in sliding layers."""
 
 from __future__ import annotations
 

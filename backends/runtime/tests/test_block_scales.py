@@ -1,4 +1,4 @@
-"""W4: weights that stay in 8 bits: products equal those with the weight written out, however ranks and blocks cut it."""
+"""W4: weights that stay in 8 bits: products equal those with the weight written out, however ranks cut blocks."""
 
 from __future__ import annotations
 
@@ -40,9 +40,13 @@ def written_out(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, in
 
 
 @given(
-    rows=st.integers(1, 14), columns=st.integers(1, 14), tokens=st.integers(0, 4), tile=st.sampled_from((1, 40, 1 << 20)),
-    block=st.tuples(st.integers(1, 6), st.integers(1, 6)), kind=st.sampled_from((E4M3, torch.float8_e5m2)),
-)  # fmt: skip
+    rows=st.integers(1, 14),
+    columns=st.integers(1, 14),
+    tokens=st.integers(0, 4),
+    tile=st.sampled_from((1, 40, 1 << 20)),
+    block=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    kind=st.sampled_from((E4M3, torch.float8_e5m2)),
+)
 @settings(max_examples=60, deadline=None)
 def test_w4_a_product_is_that_of_the_weight_written_out(
     rows: int, columns: int, tokens: int, tile: int, block: tuple[int, int], kind: torch.dtype
@@ -122,9 +126,7 @@ def test_w4_sections_have_blocks_of_their_own(block: tuple[int, int], mesh: Mesh
     x, parts = torch.randn(3, 10), {"q": 24, "k": 8}
 
     def run(context: ParallelContext) -> None:
-        layer, state = held(
-            table, context, lambda b: PackedLinear(b, 10, parts, heads={"q": 8, "k": 2}), block
-        )
+        layer, state = held(table, context, lambda b: PackedLinear(b, 10, parts, heads={"q": 8, "k": 2}), block)
         found = layer(x).split([section.size for section in layer.packed], 1)
         for name, y in zip(parts, found, strict=True):
             expected = F.linear(x, written_out(state[f"{name}.weight"], state[f"{name}.weight_scale_inv"], block))
@@ -134,9 +136,7 @@ def test_w4_sections_have_blocks_of_their_own(block: tuple[int, int], mesh: Mesh
     run_ranks(mesh, run)
 
 
-@pytest.mark.parametrize(
-    "mesh", [*MESHES, Mesh(tp=2, expert_parallel=True), Mesh(dp=2, expert_parallel=True)], ids=str
-)
+@pytest.mark.parametrize("mesh", [*MESHES, Mesh(tp=2, expert_parallel=True), Mesh(dp=2, expert_parallel=True)], ids=str)
 @pytest.mark.parametrize("block", [(4, 4), (3, 5), (8, 7), (64, 64)])
 def test_w4_experts_sliced_or_spread(block: tuple[int, int], mesh: Mesh, table: KernelTable) -> None:
     x, ids, weights = torch.randn(5, 10), torch.tensor([[0, 3], [1, 2], [3, 1], [2, 0], [0, 1]]), torch.rand(5, 2)
@@ -144,7 +144,8 @@ def test_w4_experts_sliced_or_spread(block: tuple[int, int], mesh: Mesh, table: 
     def run(context: ParallelContext) -> None:
         layer, state = held(table, context, lambda b: Experts(b, 4, 10, 12, "silu"), block)
         gate, up, down = (
-            written_out(state[name], state[f"{name}_scale_inv"], block) for name in ("gate_proj", "up_proj", "down_proj")
+            written_out(state[name], state[f"{name}_scale_inv"], block)
+            for name in ("gate_proj", "up_proj", "down_proj")
         )
         expected = experts(x, torch.cat((gate, up), 1), down, ids, weights, "silu")
         torch.testing.assert_close(layer(x, ids, weights), expected, atol=1e-4, rtol=1e-4)

@@ -84,9 +84,9 @@ class Served:
         self.llm.close()
 
 
-@pytest.fixture(params=sorted(FAMILIES))
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
-    found = Served(tmp_path, request.param)
+@pytest.fixture(params=sorted(FAMILIES), scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found = Served(tmp_path_factory.mktemp(request.param), request.param)
     yield found
     found.close()
 
@@ -97,6 +97,7 @@ def check(served: Served, plans: list[tuple[str, tuple[int, ...]]]) -> None:
         wanted, expected = served.expected(text, numbers, output)
         assert prompt == wanted
         assert len(output) == OUTPUT_TOKENS
+        assert len(logits) >= OUTPUT_TOKENS - 1
         scale = max(1.0, expected.abs().max().item() / 10)
         for place, row in logits.items():
             assert (row - expected[place]).abs().max().item() <= TOLERANCE * scale, (text, place)

@@ -13,6 +13,7 @@ import click
 
 from modelbay.cli.group import build_group, split_global_options
 from modelbay.errors import ModelbayError
+from modelbay.unserved import why_unserved
 
 #: What a shell reports for a program that SIGINT (2) or SIGPIPE (13) ended.
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
@@ -93,6 +94,8 @@ def _described(error: Exception) -> tuple[str, int]:
     """The message and the exit code."""
     if isinstance(error, ModelbayError):
         return str(error), error.exit_code
+    if isinstance(error, click.NoSuchOption) and (reason := why_unserved(error.option_name)):
+        return reason, error.exit_code
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else _program()
         return f"{error.format_message()} Try '{where} --help'.", error.exit_code

@@ -40,13 +40,15 @@ def make_pieces(
     config: ModelConfig,
     model: ModelNames | None = None,
     *,
-    keeps_scales: bool = False,
+    kept_scales: Collection[str] = (),
+    then: Sequence[Transform] = (),
 ) -> list[Piece]:
     """Every tensor on disk under the model's names, each transform applied to all of them in turn.
 
     Args:
         model: for the transforms that depend on what the model has.
-        keeps_scales: the model has parameters for scales, and what they belong to is not dequantised.
+        kept_scales: those of the model's names that are scales of others: what they belong to is not dequantised.
+        then: what the caller will do with the pieces by `adapt_pieces`.
 
     Raises:
         PluginError: a transform is not well-formed (bad pattern, unknown fact).
@@ -56,11 +58,13 @@ def make_pieces(
     others = [transform for transform in transforms if not isinstance(transform, Dequantise)]
 
     def kept(names: Collection[str]) -> set[str]:
-        if model is None or not keeps_scales:
+        if model is None or not kept_scales:
             return set()
         wanted = set(names)
         scales = [piece for piece in pieces if piece.source in wanted]
-        return {piece.source for piece in _Transforms(config, model).run(others, scales) if model.find(piece.name)}
+        scales = _Transforms(config, model).run(others, scales)
+        scales = adapt_pieces(scales, then, config, model) if then else scales
+        return {piece.source for piece in scales if model.find(piece.name) in kept_scales}
 
     for transform in transforms:
         if isinstance(transform, Dequantise):

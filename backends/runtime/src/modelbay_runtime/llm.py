@@ -149,7 +149,9 @@ class LLM:
             UsageError: a prompt that cannot be served, or a parameter that hidden states have no use for; nothing
                 runs then.
         """
-        params = pooling_params or PoolingParams()
+        params = PoolingParams() if pooling_params is None else pooling_params
+        if not isinstance(params, PoolingParams):
+            raise UsageError(f"pooling parameters are PoolingParams, got {params!r}.")
         if params.task is not None:
             raise UsageError(f"encode returns hidden states as they are: task={params.task} would have no effect.")
         return self._pool(calls.encode_prompts(self, prompts, params), params, use_tqdm)

@@ -28,7 +28,7 @@ from modelbay.weights.names import adapt_pieces, make_pieces
 from modelbay.weights.pieces import Narrow, Piece
 from modelbay_runtime.load_stream import Streamer, dtype_name, read_piece
 from modelbay_runtime.load_targets import Target, Targets, find_targets
-from modelbay_runtime.quantised import holds_blocks
+from modelbay_runtime.quantised import is_scale
 
 if TYPE_CHECKING:
     from modelbay.config import ModelConfig
@@ -106,7 +106,8 @@ def _match(
         source.expect(_dummy_tensors(targets, (name for name in targets.by_name if not _is_buffer(targets, name))))
     entries = source.entries()
     known = Known(_expected(model, targets, config, made_up))
-    pieces = make_pieces(entries, (), config) if made_up else _pieces(entries, spec, model, resolution, known)
+    kept = {name for name, target in targets.by_name.items() if is_scale(target.storage.holders)}
+    pieces = make_pieces(entries, (), config) if made_up else _pieces(entries, spec, model, resolution, known, kept)
     matching = match_names(pieces, known.expected, strict=args.strict)
     _check_fit(matching, entries, targets)
     report = LoadReport(spec.name)
@@ -122,7 +123,12 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 def _pieces(
-    entries: Mapping[str, TensorEntry], spec: LoadFormatSpec, model: nn.Module, resolution: Resolution, known: Known
+    entries: Mapping[str, TensorEntry],
+    spec: LoadFormatSpec,
+    model: nn.Module,
+    resolution: Resolution,
+    known: Known,
+    kept: set[str],
 ) -> list[Piece]:
     """The format's own names to Hugging Face's, then Hugging Face's to the model's."""
     config = resolution.config
@@ -130,9 +136,10 @@ def _pieces(
     of_format += quantization_transforms(config, resolution.plugins)
     of_model: tuple[Transform, ...] | None = getattr(model, "checkpoint_transforms", None)
     if of_model is not None:
-        return adapt_pieces(make_pieces(entries, of_format, config, known), of_model, config, known)
+        pieces = make_pieces(entries, of_format, config, known, kept_scales=kept, then=of_model)
+        return adapt_pieces(pieces, of_model, config, known)
     of_arch = resolution.arch.transforms if resolution.arch else ()
-    return make_pieces(entries, of_format + of_arch, config, known, keeps_scales=holds_blocks(model))
+    return make_pieces(entries, of_format + of_arch, config, known, kept_scales=kept)
 
 
 def _is_buffer(targets: Targets, name: str) -> bool:

@@ -102,8 +102,6 @@ def register_commands() -> list[CommandSpec]:
         CommandSpec(
             name="score", target="modelbay_runtime.cli.score:command", summary="Say how well documents answer a query."
         ),
-        CommandSpec(
-            name="plan", target="modelbay_runtime.cli.plan:command", summary="Say which rank would hold what."
-        ),
+        CommandSpec(name="plan", target="modelbay_runtime.cli.plan:command", summary="Say which rank would hold what."),
         CommandSpec(name="bench", target="modelbay_runtime.cli.bench:command", summary="Measure throughput."),
     ]

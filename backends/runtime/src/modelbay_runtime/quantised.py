@@ -5,7 +5,7 @@ Layers that can say so by a method ``hold_blocks(build, blocks)``. What no layer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -34,7 +34,7 @@ def keep_quantised(module: nn.Module, resolution: Resolution, build: BuildContex
     blocks: BlockScales = load_target(owned.value.kept)(resolution.config)
     asked = resolution.args.quantization == method
     layers = list(_layers(module, blocks))
-    reason = _why_not(module, layers, build, str(method), asked)
+    reason = _why_not(layers, build, str(method), asked)
     if reason is not None:
         answer, source = f"dequantised to {resolution.config.dtype} while streaming", reason
         (resolution.trace.warn if asked else resolution.trace.decide)("build", "quantised weights", answer, source)
@@ -47,16 +47,15 @@ def keep_quantised(module: nn.Module, resolution: Resolution, build: BuildContex
     resolution.trace.decide("build", "quantised weights", answer, source)
 
 
-def holds_blocks(module: nn.Module) -> bool:
-    """Whether any layer does."""
-    return any(getattr(layer, "scale_parameters", ()) for layer in module.modules())
+def is_scale(holders: Iterable[tuple[nn.Module, str]]) -> bool:
+    """Whether a parameter, by its modules and its name in each, holds the scales of another's blocks."""
+    return any(name in getattr(module, "scale_parameters", ()) for module, name in holders)
 
 
 def counted(module: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that are one, without the scales of others."""
     for layer in module.modules():
-        scales = getattr(layer, "scale_parameters", ())
-        yield from (p for name, p in layer._parameters.items() if p is not None and name not in scales)
+        yield from (p for name, p in layer._parameters.items() if p is not None and not is_scale([(layer, name)]))
 
 
 def _layers(module: nn.Module, blocks: BlockScales) -> Iterator[Any]:
@@ -72,11 +71,7 @@ def _names(path: str, layer: nn.Module) -> Iterator[str]:
         yield ".".join(filter(None, (path.rpartition(".")[0], section.name)))
 
 
-def _why_not(
-    module: nn.Module, layers: list[Any], build: BuildContext, method: str, asked: bool
-) -> str | None:
-    if getattr(module, "checkpoint_transforms", None) is not None:
-        return "the module has checkpoints laid out in its own way"
+def _why_not(layers: list[Any], build: BuildContext, method: str, asked: bool) -> str | None:
     if not layers:
         return "no layer of the module can hold them"
     if asked:
@@ -84,4 +79,6 @@ def _why_not(
     slow = [op for op in _OPS if build.kernels.would_choose(op, {"activation": None}) == REFERENCE]
     if not slow:
         return None
-    return f"no kernel set multiplies them on {build.device.type}; quantization={method} keeps them, at the cost of time"
+    return (
+        f"no kernel set multiplies them on {build.device.type}; quantization={method} keeps them, at the cost of time"
+    )

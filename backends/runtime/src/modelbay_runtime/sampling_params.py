@@ -15,6 +15,7 @@ from typing import Any
 
 from modelbay.config.generation import SAMPLING_KEYS
 from modelbay.errors import ConfigError, UsageError
+from modelbay.unserved import SAMPLING_PARAMETERS, refuse_known
 from modelbay_runtime.structured.spec import StructuredOutputs, read_structured_outputs
 
 #: The name that vLLM has for it.
@@ -265,6 +266,7 @@ def _refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
     known = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
     for name in given:
         if name not in known:
+            refuse_known(f"parameter of {cls.__name__}", name, SAMPLING_PARAMETERS)
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
             raise UsageError(f"{cls.__name__} has no parameter {name!r}.", hint=hint)

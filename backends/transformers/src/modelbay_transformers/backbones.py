@@ -1,4 +1,4 @@
-"""Towers in a dtype of their own (``dtype="backbone"``): they are built in it, and what they give is cast on its way out."""
+"""Towers in a dtype of their own (``dtype="backbone"``): built in it, and what they give is cast on its way out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""In front of a language model's forward, inside the model that it is part of: what arrives there can be taken, and what
+"""In front of a language model's forward, inside the model that it is part of: what arrives can be taken, and what
 comes out can be given.
 
-So the code of the model around it (merging features into embeddings, a head of its own) does its work, whatever that is.
+So the code of the model around it (merging features into embeddings, a head of its own) does its work, whatever it is.
 """
 
 from __future__ import annotations

@@ -12,7 +12,14 @@ from modelbay_transformers import dispatch
 from modelbay_transformers.probe_run import configs_of
 
 _IMAGE = ("pixel_values", "images", "image_patches")
-_AUDIO = ("input_features", "input_values", "audio_input_values", "audio_values", "audio_input_features", "audio_features")
+_AUDIO = (
+    "input_features",
+    "input_values",
+    "audio_input_values",
+    "audio_values",
+    "audio_input_features",
+    "audio_features",
+)
 
 
 def media_classes() -> dict[str, str]:
@@ -28,7 +35,7 @@ def takes_media(model_class: Any) -> bool:
 
 
 def media_kinds(model: Any) -> tuple[str, ...]:
-    """"image" and "audio", as far as the forward of Transformers' class takes them."""
+    """ "image" and "audio", as far as the forward of Transformers' class takes them."""
     names = set(inspect.signature(model.forward).parameters)
     kinds = {"image": _IMAGE, "audio": _AUDIO}
     return tuple(kind for kind, arguments in kinds.items() if names & set(arguments))
@@ -90,6 +97,6 @@ def head_of(outer: nn.Module, path: str) -> nn.Module:
 
 
 def _above(path: str) -> list[str]:
-    """"model.language_model" -> "", "model"."""
+    """ "model.language_model" -> "", "model"."""
     parts = path.split(".")
     return [".".join(parts[:depth]) for depth in range(len(parts))]

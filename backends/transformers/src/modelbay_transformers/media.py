@@ -20,7 +20,13 @@ from modelbay_transformers.item_inputs import make_item
 TYPE_NUMBERS = {"image": 1, "audio": 3}
 _TYPES = ("mm_token_type_ids", "token_type_ids")
 _IDS = {
-    "image": ("image_token_id", "image_token_index", "im_patch_id", "image_patch_token_id", "media_placeholder_token_id"),
+    "image": (
+        "image_token_id",
+        "image_token_index",
+        "im_patch_id",
+        "image_patch_token_id",
+        "media_placeholder_token_id",
+    ),
     "audio": ("audio_token_id", "audio_token_index"),
 }
 
@@ -56,7 +62,7 @@ def lay_out(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> Media:
     names = inspect.signature(model.forward).parameters
     for kind, inputs, start, span_ids in pieces:
         span = torch.tensor(list(span_ids))
-        places = span == placeholder_id(model.config, kind)
+        places = _places(span, model.config, kind)
         given = dict(inputs)
         for name in _TYPES:
             if name in names:
@@ -77,11 +83,17 @@ def _lay_out_prefix(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> 
     if len(pieces) > 1:
         raise UsageError(f"{type(model).__name__} takes one image in a prompt, got {len(pieces)}.")
     (kind, inputs, _, span_ids), tokens = pieces[0], torch.tensor(list(ids))
-    places = tokens == placeholder_id(model.config, kind)
+    places = _places(tokens, model.config, kind)
     span = torch.tensor(list(span_ids))
     given = {**inputs, "token_type_ids": torch.zeros(1, len(span), dtype=torch.long)}
-    item = make_item(kind, given, span, span == placeholder_id(model.config, kind), both_ways=True)
+    item = make_item(kind, given, span, _places(span, model.config, kind), both_ways=True)
     return Media([item], [MediaSpan(0, 0, len(ids), places.numpy(), bidirectional=True)])
+
+
+def _places(ids: torch.Tensor, config: Any, kind: str) -> torch.Tensor:
+    """Which ids features of this kind replace: bool, as ``ids``."""
+    found = placeholder_id(config, kind)
+    return torch.zeros_like(ids, dtype=torch.bool) if found is None else ids.eq(found)
 
 
 def takes_argument(model: Any, name: str) -> bool:
@@ -109,7 +121,7 @@ def rope_positions(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> t
     tokens = torch.tensor([list(ids)])
     types = torch.zeros_like(tokens)
     for kind, _, start, span_ids in pieces:
-        places = tokens[:, start : start + len(span_ids)] == placeholder_id(model.config, kind)
+        places = _places(tokens[:, start : start + len(span_ids)], model.config, kind)
         types[:, start : start + len(span_ids)] = places * TYPE_NUMBERS[kind]
     given: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     given |= dict.fromkeys(_TYPES, types)

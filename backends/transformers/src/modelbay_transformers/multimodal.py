@@ -4,8 +4,8 @@ What the language model gets for an image is what the model's own code gives it:
 and its placeholders, up to the language model, and what arrives there is the item's features. So merging, scaling and
 casting are done by whoever knows them.
 
-Legend: T tokens, L tokens of one item's span, F of them that features replace, H hidden size, E further columns, R rows,
-V vocabulary.
+Legend: T tokens, L tokens of one item's span, F of them that features replace, H hidden size, E further columns,
+R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelbay_runtime.multimodal.data import MediaItem
 from modelbay_transformers import dispatch
 from modelbay_transformers.attention import StepHolder
 from modelbay_transformers.beside import Beside
-from modelbay_transformers.gate import Gate
+from modelbay_transformers.gate import Arrived, Gate
 from modelbay_transformers.item_inputs import BOTH_WAYS, IDS, OWN, PLACES
 from modelbay_transformers.language import head_of, language_configs, media_kinds
 from modelbay_transformers.masks import origin
@@ -46,7 +46,8 @@ class TransformersForConditionalGeneration(TransformersModel):
     """
 
     def __init__(
-        self, outer: nn.Module, path: str, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *, position_offset: int = 0
+        self, outer: nn.Module, path: str, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *,
+        position_offset: int = 0,
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
         # The very same: what is loaded into this module is loaded into that one.
@@ -65,10 +66,12 @@ class TransformersForConditionalGeneration(TransformersModel):
         )
         self._with_head = (head_of(outer, path) if self._needs_media else outer,)
         self._beside = Beside.of(self.base, outer.config)
-        model_type = outer.config.model_type
+        model_type: str = outer.config.model_type  # type: ignore[union-attr, assignment]
         self.media_refusal: str | None = MEDIA_REFUSED.get(model_type)
         self.media_kinds = () if self.media_refusal else media_kinds(outer)
         self.needs_media = model_type in PREFIX_TYPES
+        # Some embed a placeholder that no item stands for (a model may write one) as another token.
+        self._embeds_itself = not self._needs_media and not _hands_on_ids(outer, self._gate)
 
     def forward(
         self,
@@ -79,7 +82,11 @@ class TransformersForConditionalGeneration(TransformersModel):
     ) -> torch.Tensor:
         """[T] ids, or [T, H + E] embeddings, and [T] or [P, T] positions -> [T, H]."""
         if self.needs_media and inputs_embeds is None and step.num_decodes < step.num_seqs:
-            raise EngineError(f"{type(self._outer[0]).__name__} reads its prompts both ways, images among them: none came.")
+            raise EngineError(
+                f"{type(self._outer[0]).__name__} reads its prompts both ways, images among them: none came."
+            )
+        if inputs_embeds is None and input_ids is not None and self._embeds_itself:
+            input_ids, inputs_embeds = None, self.embed(input_ids)
         return super().forward(input_ids, positions, step, inputs_embeds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -92,7 +99,7 @@ class TransformersForConditionalGeneration(TransformersModel):
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, H + E]; what is given for placeholders is not of use."""
         if self._needs_media:
-            return self._outer[0].get_input_embeddings()(input_ids)  # type: ignore[no-any-return, operator]
+            return self._outer[0].get_input_embeddings()(input_ids)  # type: ignore[operator]
         return self._beside.pack(self._arriving({"input_ids": input_ids[None]}), None)
 
     def encode_media(self, item: MediaItem) -> torch.Tensor:
@@ -139,7 +146,9 @@ class TransformersForConditionalGeneration(TransformersModel):
             raise
         except Exception as error:
             kind, text = type(error).__name__, " ".join(str(error).split())
-            raise EngineError(f"{type(outer).__name__} raised {kind} while it read an image or sound: {text}") from error
+            raise EngineError(
+                f"{type(outer).__name__} raised {kind} while it read an image or sound: {text}"
+            ) from error
         unknown = [
             name for name, value in arrived.items()
             if name not in _OURS and name not in self._beside.names and value is not None and value is not False
@@ -168,3 +177,26 @@ class TransformersForConditionalGeneration(TransformersModel):
 
     def _embedded(self, inputs_embeds: torch.Tensor) -> dict[str, Any]:
         return self._beside.unpack(inputs_embeds)
+
+
+def _hands_on_ids(outer: nn.Module, gate: Gate) -> bool:
+    """Whether the ids of a text reach the embedding as they are, special ones among them."""
+    config: Any = outer.config
+    special = {
+        value
+        for part in (config, config.get_text_config())
+        for name, value in vars(part).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= 0
+    }
+    ids = torch.tensor([[3, *sorted(special), 4]])
+    embedding: Any = outer.get_input_embeddings()  # type: ignore[operator]
+
+    def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
+        raise Arrived({"ids": args[0]})
+
+    hook = embedding.register_forward_pre_hook(stop)
+    try:
+        found = gate.take(outer, input_ids=ids, use_cache=False)["ids"]
+    finally:
+        hook.remove()
+    return torch.equal(found, ids)

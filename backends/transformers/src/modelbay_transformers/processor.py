@@ -1,7 +1,7 @@
 """The model's own processor, from its own files, with our tokenizer: prompts with images and audio to ids and items.
 
-Transformers' processor expands the placeholders of a whole prompt. Each item is prepared once more by itself where there
-are several, so that its inputs are its own: equal images give equal items, whatever stands beside them.
+Transformers' processor expands the placeholders of a whole prompt. Each item is prepared once more by itself where
+there are several, so that its inputs are its own: equal images give equal items, whatever stands beside them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class TransformersProcessor:
             return alone
         rows = {len(value) for value in whole.inputs.values()}
         if kinds > 1 or rows != {len(listed)} or wanted % len(listed):
-            raise UsageError(f"{self._name} prepares several items of kind {kind} in one prompt in a way not known here.")
+            raise UsageError(
+                f"{self._name} prepares several items of kind {kind} in one prompt in a way not known here."
+            )
         ids = [self._placeholder(kind)] * (wanted // len(listed))
         return [
             _Prepared(ids, {name: value[i : i + 1] for name, value in whole.inputs.items()}) for i in range(len(listed))
@@ -110,7 +112,7 @@ class TransformersProcessor:
             counts = [one.count(feature_id) for one in prepared]
             if sum(counts) != len(places) or 0 in counts:
                 raise UsageError(
-                    f"the prompt has {len(places)} tokens for features of kind {kind}, and the items give {sum(counts)}."
+                    f"the prompt has {len(places)} tokens for features of kind {kind}; the items give {sum(counts)}."
                 )
             begin = 0
             for one, count in zip(prepared, counts, strict=True):

@@ -61,8 +61,8 @@ def _processor_class(resolution: Resolution) -> Any:
                 what="the processor", trace=resolution.trace,
             )  # fmt: skip
     raise UsageError(
-        f"{files.reference} names no processor, and Transformers has none for model_type {model_type!r}, so that images "
-        "and audio cannot be prepared."
+        f"{files.reference} names no processor, and Transformers has none for model_type {model_type!r}, so that "
+        "images and audio cannot be prepared."
     )
 
 
@@ -90,7 +90,7 @@ class NoVideos:
 def with_parts(cls: Any, tokenizer: Any) -> Any:
     """The class, which takes this tokenizer instead of loading one, and needs no processor of videos."""
 
-    class Part(cls):  # type: ignore[misc]
+    class Part(cls):
         @classmethod
         def _get_arguments_from_pretrained(cls, path: Any, processor_dict: Any = None, **kwargs: Any) -> list[Any]:
             return [cls._part(name, path, processor_dict, kwargs) for name in cls.get_attributes()]
@@ -101,8 +101,9 @@ def with_parts(cls: Any, tokenizer: Any) -> Any:
                 return tokenizer
             if name == _VIDEOS:
                 return NoVideos()
-            one = type(cls.__name__, (cls.__base__,), {"get_attributes": classmethod(lambda _: [name])})
-            return one._get_arguments_from_pretrained(path, processor_dict, **kwargs)[0]  # type: ignore[attr-defined]
+            base: Any = cls.__base__
+            one: Any = type(cls.__name__, (base,), {"get_attributes": classmethod(lambda _: [name])})
+            return one._get_arguments_from_pretrained(path, processor_dict, **kwargs)[0]
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if isinstance(argument, NoVideos):

@@ -12,11 +12,11 @@ REFUSED: dict[str, str] = {
     "zamba": "its layers keep a state (Mamba), which is not served",
 }
 
-_NOT_COMPARED = "its images and audio have not been compared with Transformers' here, so that it is served text alone"
+_NOT_COMPARED = "its images and audio have not been compared with Transformers', so it is served text alone"
 
 #: The same for the images and audio of models whose text is served.
 MEDIA_REFUSED: dict[str, str] = {
-    "mllama": "its language model attends to images apart from its tokens (cross_attention_states), which is not served",
+    "mllama": "its language model attends to images apart from its tokens (cross_attention_states): not served",
     **dict.fromkeys(
         (
             "apertus1p5", "deepseek_vl_hybrid", "fun_asr_nano", "fuyu", "gemma4", "gemma4_unified", "granite_docling",

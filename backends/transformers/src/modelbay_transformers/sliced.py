@@ -70,6 +70,7 @@ class SlicedLinear(Linear):
             self.shards[f"{name}#{index}.weight"] = self.shards[f"{name}#{index}.bias"] = shard
             start += local
         self.packed = tuple(sections)
+        self.hold_blocks = None  # type: ignore[assignment]  # a block on disk may lie in two sections
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [..., in], of which a rowwise linear is given its part -> [..., out], or its part of a colwise one's."""

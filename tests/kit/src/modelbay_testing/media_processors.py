@@ -1,4 +1,4 @@
-"""Tiny checkpoints that read images or audio, with the processor that their family has: tokenizer, image processor and all.
+"""Tiny checkpoints that read images or audio, with the processor that their family has.
 
 Legend: ids of the tiny tokenizer below `FIRST` are text, the others special.
 """
@@ -21,7 +21,8 @@ def special_tokenizer(folder: Path, tokens: Sequence[str], names: dict[str, str]
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tiny_tokenizer(folder, vocab_size=FIRST, chat_template=None, **({"extra_special_tokens": names} if names else {}))
+    config: dict[str, Any] = {"extra_special_tokens": names} if names else {}
+    tiny_tokenizer(folder, vocab_size=FIRST, chat_template=None, **config)
     path = str(folder / "tokenizer.json")
     raw = Tokenizer.from_file(path)
     # The tokens up to FIRST that training did not need.
@@ -99,7 +100,9 @@ def _internvl(folder: Path) -> tuple[Any, dict[str, Any]]:
         "video_token": "<video>",
     }  # fmt: skip
     tokenizer = special_tokenizer(folder, list(names.values()), names)
-    images = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, crop_to_patches=True, min_patches=1, max_patches=2)
+    images = GotOcr2ImageProcessorPil(
+        size={"height": 28, "width": 28}, crop_to_patches=True, min_patches=1, max_patches=2
+    )
     processor = _without_videos(InternVLProcessor, images, tokenizer, image_seq_length=4)
     return processor, {"image_token_id": FIRST, "vision_config": {"image_size": [28, 28], "patch_size": [7, 7]}}
 
@@ -134,9 +137,10 @@ FAMILIES: dict[str, tuple[str, Callable[[Path], tuple[Any, dict[str, Any]]]]] = 
 
 def media_checkpoint(folder: Path, model_type: str) -> tuple[Path, Any, Any]:
     """A tiny random checkpoint with its processor: (folder, Transformers' model, Transformers' processor)."""
+    from transformers.models.auto import modeling_auto as auto
+
     from modelbay_testing.matrix.cases import Case
     from modelbay_testing.matrix.media_attempt import media_config, media_reference
-    from transformers.models.auto import modeling_auto as auto
 
     folder.mkdir(parents=True, exist_ok=True)
     processor, overrides = FAMILIES[model_type][1](folder)

@@ -44,7 +44,9 @@ class Rank:
         self.resolution = resolution
         self.built: BuiltModel = build_model(resolution, parallel)
         context = self.built.context
-        self.load_report = load_weights(self.built.module, resolution, device=context.device, dtype=context.dtype)
+        # Backbones in several dtypes were built in them.
+        dtype = None if resolution.config.backbone_dtypes else context.dtype
+        self.load_report = load_weights(self.built.module, resolution, device=context.device, dtype=dtype)
         self.model = self.built.module.eval()
         self.pooler = Pooler(self.model, resolution, context.device) if parallel.is_last_stage else None
         self.plan = self._agree(gather)

@@ -61,8 +61,8 @@ def attention(
 ) -> torch.Tensor:
     """Causal attention of the step's new tokens over everything their sequences have in the cache.
 
-    Tokens of one of the step's ``spans`` see each other both ways. A window still hides what lies before it, and nothing
-    that comes later (what Transformers' masks of images do).
+    Tokens of one of the step's ``spans`` see each other both ways. A window still hides what lies before it, and
+    nothing that comes later (what Transformers' masks of images do).
 
     Args:
         q: [T, N, D]. rows: [T, K * (D + E)], the new tokens' keys and values, already in ``cache``.

@@ -1,7 +1,7 @@
 """The torch reference of products with weights in 8 bits that have a scale for each block.
 
-A weight is brought to the activations' dtype a few rows of blocks at a time, so that it takes one byte per element and a
-tile besides. Legend: T tokens, E experts, H hidden size, I intermediate size, b × c rows and columns of a block.
+A weight is brought to the activations' dtype a few rows of blocks at a time, so that it takes one byte per element, and
+a tile besides. Legend: T tokens, E experts, H hidden size, I intermediate size, b × c rows and columns of a block.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def linear_blocks(
     """``y = x W^T + b (+ residual)``, each block of W times its scale; equal to the product with W dequantised.
 
     Args:
-        x: [T, in]. weight: [out, in] in 8 bits. scales: [ceil(out / b), ceil(in / c)] float32.
+        x: [T, in] (any leading dimensions). weight: [out, in] in 8 bits. scales: [ceil(out / b), ceil(in / c)] float32.
         block: (b, c). bias: [out]. residual: [T, out].
     """
-    rows, columns = block
+    rows = block[0]
     at_once = max(1, _TILE // (rows * weight.shape[1])) * rows
     if at_once >= weight.shape[0]:
         y = F.linear(x, dequantised(weight, scales, block, x.dtype), bias)
     else:
-        y = x.new_empty(x.shape[0], weight.shape[0])
+        y = x.new_empty(*x.shape[:-1], weight.shape[0])
         for first in range(0, weight.shape[0], at_once):
             tile = weight[first : first + at_once]
             own = scales[first // rows : first // rows + -(-tile.shape[0] // rows)]
-            y[:, first : first + at_once] = F.linear(x, dequantised(tile, own, block, x.dtype))
+            y[..., first : first + at_once] = F.linear(x, dequantised(tile, own, block, x.dtype))
         if bias is not None:
             y += bias
     return y if residual is None else y.add_(residual)

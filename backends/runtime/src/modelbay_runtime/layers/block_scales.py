@@ -113,4 +113,3 @@ class ScaledWeight:
             places = scale_of_block(cuts, self._disk[dim], self.block[dim])
             scales = scales.index_select(dim - 2, torch.tensor(places, device=scales.device))
         module._parameters[self.scale_name] = nn.Parameter(scales, requires_grad=False)
-

@@ -144,7 +144,8 @@ class Experts(nn.Module):
             inner, rows = share.size, Shard(1, share.start, share.size, total=intermediate_size)
             columns = Shard(2, share.start, share.size, total=intermediate_size)
             self.shards = {"gate_proj": rows, "up_proj": rows, "down_proj": columns}
-        self.parts = {"gate_up_proj": (Section("gate_proj", 0, inner, 1), Section("up_proj", inner, inner, 1))}
+        halves = Section("gate_proj", 0, inner, 1), Section("up_proj", inner, inner, 1)
+        self.parts: dict[str, tuple[Section, ...]] = {"gate_up_proj": halves}
         self.gate_up_proj = parameter((self.held, 2 * inner, hidden_size), build.dtype)
         self.down_proj = parameter((self.held, hidden_size, inner), build.dtype)
         self.activation = activation

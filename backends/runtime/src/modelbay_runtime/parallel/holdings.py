@@ -20,6 +20,7 @@ from modelbay_runtime.load_targets import Target, find_targets
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh, Place
 from modelbay_runtime.parallel.plan import ROUTED, layer_styles
+from modelbay_runtime.quantised import is_scale
 
 #: Styles of embedding and head.
 _BY_TOKEN = ("embedding_rowwise", "colwise_gather_output")
@@ -95,7 +96,7 @@ def holdings(resolution: Resolution, mesh: Mesh) -> Holdings:
         built = build_model(resolution, ParallelContext.apart(mesh, Place(pp_rank=stage)))
         targets = find_targets(built.module, tie=resolution.config.tie_word_embeddings)
         stages.append((built, {name: target for name, target in targets.by_name.items() if not target.storage.buffer}))
-    counted = {name: t for _, named in stages for name, t in named.items() if not _is_scale(t)}
+    counted = {name: t for _, named in stages for name, t in named.items() if not is_scale(t.storage.holders)}
     whole = {name: prod(target.whole_shape()) for name, target in counted.items()}
     ranks = [_rank(resolution, mesh, number, *stages[mesh.place(number).pp_rank]) for number in range(mesh.size)]
     parameters, held, padding = sum(whole.values()), sum(r.parameters for r in ranks), sum(r.padding for r in ranks)
@@ -128,17 +129,12 @@ def _rank(
         experts=_range(of_experts, place.dp_rank * mesh.tp + place.tp_rank),
         tokens=_range(_first_shard(named[name] for name in by_token), place.tp_rank),
         outside=tuple(dict.fromkeys(name.rpartition(".")[0] for name in named if not _NUMBERED.search(name))),
-        parameters=sum(sizes[name] for name, target in named.items() if not _is_scale(target)),
+        parameters=sum(sizes[name] for name, target in named.items() if not is_scale(target.storage.holders)),
         padding=sum(_padding(named[name], place.tp_rank) for name in by_token),
         weight_bytes=sum(sizes[name] * target.storage.dtype.itemsize for name, target in named.items()),
         kv_bytes=sum(spec.row for spec in built.kv_specs.values()) * itemsize,
         state_bytes=sum(spec.per_sequence for spec in built.kv_specs.values()) * itemsize,
     )
-
-
-def _is_scale(target: Target) -> bool:
-    """Of another parameter's blocks: it takes memory and is not one of the model's."""
-    return any(name in getattr(module, "scale_parameters", ()) for module, name in target.storage.holders)
 
 
 def _by_token(built: BuiltModel, named: Mapping[str, Target]) -> list[str]:

@@ -115,7 +115,7 @@ def bi_encoder_prompts(
 ) -> tuple[Given, list[tuple[int, int]]]:
     """Each different text once, and for every pair the places of its two."""
     assert_task(llm.resolution.task, "embed")
-    if params is not None and params.task is not None:
+    if isinstance(params, PoolingParams) and params.task is not None:
         params = dataclasses.replace(params, task=None)
     spec = llm.resolution.pooling
     before = (prompt_for(spec, QUERY), prompt_for(spec, DOCUMENT))
@@ -145,8 +145,8 @@ def cosines(outputs: Sequence[EmbeddingOutput], places: Sequence[tuple[int, int]
 def _params(params: PoolingParams | Sequence[PoolingParams] | None, task: str, count: int) -> list[PoolingParams]:
     """One for each prompt, each with its task."""
     given = PoolingParams() if params is None else params
-    several = [given] * count if isinstance(given, PoolingParams) else list(given)
-    if not all(isinstance(item, PoolingParams) for item in several):
+    several = [given] * count if isinstance(given, PoolingParams) else given
+    if not isinstance(several, Sequence) or not all(isinstance(item, PoolingParams) for item in several):
         raise UsageError(f"pooling parameters are PoolingParams, or a list of them, got {params!r}.")
     if len(several) != count:
         raise UsageError(f"{count} prompts and {len(several)} pooling parameters: give one, or one for each.")

@@ -46,9 +46,10 @@ export class Plot {
       round(((time - begin) / (end - begin)) * WIDTH),
       round(HEIGHT - 1 - (Math.min(value, most) / most) * (HEIGHT - 2)),
     ]);
+    if (spots.length) spots.push([WIDTH, spots.at(-1)[1]]); // the last that is known holds until now
     const line = spots.map(([x, y]) => `${x} ${y}`).join("L");
     this.#line.setAttribute("d", spots.length ? `M${line}` : "");
-    this.#area.setAttribute("d", spots.length > 1 ? `M${spots[0][0]} ${HEIGHT}L${line}V${HEIGHT}Z` : "");
+    this.#area.setAttribute("d", spots.length ? `M${spots[0][0]} ${HEIGHT}L${line}V${HEIGHT}Z` : "");
     this.#value.textContent = values.length ? this.#format(values.at(-1)) : "no data yet";
     this.#drawing.setAttribute("aria-label", this.#words(values, Math.round(end - begin)));
   }

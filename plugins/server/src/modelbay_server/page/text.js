@@ -52,7 +52,6 @@ export class GrowingText {
   #turn(fence) {
     this.#code = !this.#code;
     this.#node = null;
-    this.#held = "";
     if (this.#code) this.#begin(OPENS.exec(fence)[1]);
   }
 

@@ -41,8 +41,8 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every causal language model, every base model that reads text both ways, every classifier of text, and every model
-    that reads images or audio beside text."""
+    """Every causal language model, every base model that reads text both ways, every classifier of text, and every
+    model that reads images or audio beside text."""
     return causal_models() + text_encoders() + classifiers() + media_models()
 
 
@@ -58,7 +58,9 @@ def media_models() -> list[Case]:
 
     images = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     others = {k: v for k, v in auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.items() if k not in images}
-    return [Case(IMAGE_TEXT, *named) for named in images.items()] + [Case(AUDIO_TEXT, *named) for named in others.items()]
+    return [Case(IMAGE_TEXT, *named) for named in images.items()] + [
+        Case(AUDIO_TEXT, *named) for named in others.items()
+    ]
 
 
 def classifiers() -> list[Case]:

@@ -27,10 +27,9 @@ no hidden state; of a classifier: no logit of a class) differs from Transformers
 more. What does not match is refused before weights are loaded, for the reason given here. `modelbay list-archs --all`
 shows the same list; `modelbay explain MODEL` probes the model at hand, with its own config.
 
-Models for images and audio were given random inputs in the form that their processors give (pixels, patches, spectra), in
-a batch with text; seven families also run with their own processor on real images and sounds (`tests/test_media.py` of
-the backend). Their language model is served as above; their towers run on Transformers' own code, one image or sound at a
-time.
+Models for images and audio were given random inputs in the form that their processors give (pixels, patches, spectra),
+in a batch with text; seven families also run with their own processor on real images and sounds
+(`backends/transformers/tests/test_media.py`). Their language model is served as above; their towers run on Transformers' own code, one image or sound at a time.
 
 What matches was run once more on two ranks that share its layers (tensor parallel), and as two stages (pipeline): "yes"
 where the same holds, else the reason for which it is refused, before weights are loaded too.

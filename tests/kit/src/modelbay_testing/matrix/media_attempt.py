@@ -39,7 +39,7 @@ def media_config(case: Case, overrides: Mapping[str, Any] | None = None) -> Any:
     if "image_size" not in str(given) and isinstance(patch, int) and isinstance(size, int):
         vision.image_size = 4 * patch
     for name in ("audio_config", "encoder_config"):
-        audio = getattr(config, name, None)
+        audio: Any = getattr(config, name, None)
         if getattr(audio, "max_source_positions", None) and "max_source_positions" not in str(given):
             audio.max_source_positions = 32
     pinpoints = getattr(config, "image_grid_pinpoints", None)
@@ -68,7 +68,12 @@ def _share_out_rotary(config: Any, architecture: str) -> None:
     base = getattr(transformers, architecture.replace("ForConditionalGeneration", "Model"), None)
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
-    if hasattr(base, "get_rope_index") and isinstance(rope, dict) and "rope_type" in rope and "mrope_section" not in rope:
+    if (
+        hasattr(base, "get_rope_index")
+        and isinstance(rope, dict)
+        and "rope_type" in rope
+        and "mrope_section" not in rope
+    ):
         room = int(text.head_dim if getattr(text, "head_dim", None) else text.hidden_size // text.num_attention_heads)
         room = int(room * rope.get("partial_rotary_factor", 1.0)) // 2
         text.rope_parameters = {**rope, "mrope_section": [room - 2 * (room // 3), room // 3, room // 3]}
@@ -89,6 +94,7 @@ def media_reference(config: Any, architecture: str) -> Any:
 def attempt_media(case: Case, folder: Path) -> Outcome:
     """Try a case in ``folder``; never raises for what a model does."""
     from modelbay.errors import ModelbayError
+    from modelbay_transformers.refusals import MEDIA_REFUSED
 
     facts = (case.task, case.model_type, case.architecture)
     try:
@@ -97,6 +103,8 @@ def attempt_media(case: Case, folder: Path) -> Outcome:
         refused = refusal(folder, Case("generate", *facts[1:]))
         if refused is not None:
             return Outcome(*facts, "refused", refused)
+        if not tiny and case.model_type in MEDIA_REFUSED:
+            return Outcome(*facts, "refused", MEDIA_REFUSED[case.model_type])
         if not tiny:
             return Outcome(*facts, "fails", "it builds, and no tiny copy of it can be made to compare it with")
         reference = media_reference(config, case.architecture)
@@ -109,10 +117,6 @@ def attempt_media(case: Case, folder: Path) -> Outcome:
     except ModelbayError as error:
         return Outcome(*facts, "fails", f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        import os
-        if os.environ.get("MEDIA_DEBUG"):
-            import traceback
-            traceback.print_exc()
         return Outcome(*facts, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 

@@ -35,7 +35,9 @@ MEDIA: dict[str, dict[str, Any]] = {
     "apertus1p5": {"audio_config": {"codebook_dim": 64}},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
     "nemo_speechlm": {"head_config": {"audio_hidden_size": 64}},
-    "hy_v4_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}},
+    "hy_v4_vl": {
+        "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    },
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [32, 32]}},

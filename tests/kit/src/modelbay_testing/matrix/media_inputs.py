@@ -52,7 +52,10 @@ def several(config: Any, generator: torch.Generator, number: int) -> Inputs:
     """[1, images, …]: the Idefics family."""
     inputs = plain(config, generator, number)["pixel_values"]
     pixels = torch.cat([inputs, torch.randn(inputs.shape, generator=generator)])[None]
-    return {"pixel_values": pixels, "pixel_attention_mask": torch.ones(pixels.shape[:2] + pixels.shape[3:], dtype=torch.bool)}
+    return {
+        "pixel_values": pixels,
+        "pixel_attention_mask": torch.ones(pixels.shape[:2] + pixels.shape[3:], dtype=torch.bool),
+    }
 
 
 def patches(config: Any, generator: torch.Generator, number: int) -> Inputs:
@@ -98,7 +101,11 @@ def masked_spectrum_2(config: Any, generator: torch.Generator, number: int) -> I
 def frames(config: Any, generator: torch.Generator, number: int) -> Inputs:
     """[1, frames, values of one]: conformers."""
     encoder = getattr(config, "encoder_config", None) or config.audio_config
-    size = getattr(encoder, "input_dim", None) or getattr(encoder, "input_size", None) or getattr(encoder, "num_mel_bins", 80)
+    size: Any = (
+        getattr(encoder, "input_dim", None)
+        or getattr(encoder, "input_size", None)
+        or getattr(encoder, "num_mel_bins", 80)
+    )
     return {"input_features": torch.randn(1, 30, size, generator=generator)}
 
 
@@ -121,12 +128,19 @@ def packed_patches(config: Any, generator: torch.Generator, number: int) -> Inpu
 def asked(config: Any, generator: torch.Generator, number: int) -> Inputs:
     """An image, and the question that a Q-Former reads beside it."""
     ids = torch.randint(3, 200, (1, 6), generator=generator)
-    return {**plain(config, generator, number), "qformer_input_ids": ids, "qformer_attention_mask": torch.ones_like(ids)}
+    return {
+        **plain(config, generator, number),
+        "qformer_input_ids": ids,
+        "qformer_attention_mask": torch.ones_like(ids),
+    }
 
 
 def two_resolutions(config: Any, generator: torch.Generator, number: int) -> Inputs:
     size = config.high_res_vision_config.image_size
-    return {**plain(config, generator, number), "high_res_pixel_values": torch.randn(1, 3, size, size, generator=generator)}
+    return {
+        **plain(config, generator, number),
+        "high_res_pixel_values": torch.randn(1, 3, size, size, generator=generator),
+    }
 
 
 IMAGE_FORMS: tuple[Form, ...] = (
@@ -147,10 +161,7 @@ def item_inputs(model: Any, config: Any, kind: str) -> Iterator[tuple[Form, list
             if not set(inputs[0]) <= accepted:
                 continue
             yield form, inputs, [features_of(model, config, kind, one) for one in inputs]
-        except Exception as error:
-            import os
-            if os.environ.get("MEDIA_DEBUG"):
-                print(form.__name__, type(error).__name__, str(error)[:300])
+        except Exception:  # not this model's form
             continue
 
 
@@ -177,8 +188,10 @@ def _by_trial(model: Any, config: Any, kind: str, inputs: Mapping[str, torch.Ten
     from modelbay_transformers.media import placeholder_id
 
     error: Exception | None = None
+    token = placeholder_id(config, kind)
+    assert token is not None, f"the config says no id of a placeholder for {kind}"
     for count in range(2, 80):
-        ids = torch.full((1, count), placeholder_id(config, kind))
+        ids = torch.full((1, count), token)
         try:
             with torch.inference_mode():
                 model(input_ids=ids, **inputs)

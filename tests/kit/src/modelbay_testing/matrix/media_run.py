@@ -44,7 +44,9 @@ class MediaRunner:
         from modelbay_runtime.engine.kv_layout import plan_layout
 
         self.module, self.requests, self.output_tokens, self.vocabulary = module, requests, output_tokens, vocabulary
-        self.rows = max((r.media.positions.shape[0] for r in requests if r.media and r.media.positions is not None), default=0)
+        self.rows = max(
+            (r.media.positions.shape[0] for r in requests if r.media and r.media.positions is not None), default=0
+        )
         layout = plan_layout(dict(kv_specs), 16)
         needed = [-(-(len(r.ids) + output_tokens) // 16) for r in requests]
         cache = KVCache(layout, 1 + sum(needed) * len(layout.groups), torch.float32, torch.device("cpu"))
@@ -66,7 +68,9 @@ class MediaRunner:
             self._advance([(len(r.ids) + len(r.output) - 1, len(r.ids) + len(r.output)) for r in self.requests])
 
     def _advance(self, ranges: list[tuple[int, int]]) -> None:
-        ids = torch.cat([torch.tensor([*r.ids, *r.output])[a:b] for r, (a, b) in zip(self.requests, ranges, strict=True)])
+        ids = torch.cat(
+            [torch.tensor([*r.ids, *r.output])[a:b] for r, (a, b) in zip(self.requests, ranges, strict=True)]
+        )
         step = self._step(ranges)
         embeds = self._embeds(ids, ranges)
         hidden = self.module(ids if embeds is None else None, step.positions, step, embeds)
@@ -103,10 +107,13 @@ class MediaRunner:
         from modelbay_runtime.step import KVGroupStep, Step
 
         new = [b - a for a, b in ranges]
-        groups = {}
+        groups: dict[int, Any] = {}
         for table, group in zip(self.tables, self.layout.groups, strict=True):
             size = group.block_size or 1
-            slots = [table[i, torch.arange(a, b) // size].long() * size + torch.arange(a, b) % size for i, (a, b) in enumerate(ranges)]
+            slots = [
+                table[i, torch.arange(a, b) // size].long() * size + torch.arange(a, b) % size
+                for i, (a, b) in enumerate(ranges)
+            ]
             state = KVGroupStep(torch.cat(slots), table, torch.zeros(len(ranges), dtype=torch.int32), size)
             groups |= dict.fromkeys(group.layers, state)
         positions = [r.positions(a, b, self.rows or 1) for r, (a, b) in zip(self.requests, ranges, strict=True)]
