@@ -51,7 +51,7 @@ def render() -> str:
     for name, command in found.items():
         lines += ["", f"### `modelbay {name}`", "", _prose(command), ""]
         lines += ["```text", f"modelbay {name} {' '.join(_usage(command))}".strip(), "```", ""]
-        own = [parameter for parameter in command.params if parameter.name not in _ENGINE]
+        own = [parameter for parameter in command.params if parameter.name not in _ENGINE or _has_other_names(parameter)]
         lines += _table(own)
         if takes_engine_arguments(command):
             lines += ["", "And every [engine argument](#engine-arguments)."]
@@ -65,6 +65,11 @@ def render() -> str:
     ]
     lines += _table([parameter for parameter in engine.params if parameter.name in _ENGINE])
     return "\n".join([*lines, "", END])
+
+
+def _has_other_names(parameter: click.Parameter) -> bool:
+    """Whether a command gives an engine argument names of its own beside the usual one."""
+    return bool(set(parameter.opts) - {f"--{str(parameter.name).replace('_', '-')}"})
 
 
 def _prose(command: click.Command) -> str:

@@ -104,6 +104,25 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2": ("qwen2", _LLAMA, {}),
     "llama, Transformers backend": ("llama", _LLAMA, {"model_impl": "transformers"}),
     "qwen3_moe": ("qwen3_moe", {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2}, {}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+        },
+        {},
+    ),
     # Smaller weights: with those of the others, other chunks alone move its logits by 2e-4, in one process.
     "gemma2": (
         "gemma2",
@@ -126,6 +145,10 @@ DEEP = [
     ("qwen3_moe", sizes(tp=2, ep=True)),
     ("qwen3_moe", sizes(dp=2, ep=True)),
     ("qwen3_moe", sizes(tp=2, pp=2, ep=True)),
+    ("deepseek_v3", sizes(tp=2)),
+    ("deepseek_v3", sizes(tp=2, ep=True)),
+    ("deepseek_v3", sizes(tp=2, pp=2)),
+    ("deepseek_v3", sizes(dp=2, ep=True)),
     ("gemma2", sizes(tp=2)),
     ("gemma2", sizes(pp=2)),
 ]

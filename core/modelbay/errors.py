@@ -5,6 +5,8 @@ The CLI prints ``error: <message>`` in one line and exits with the class's ``exi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ModelbayError(Exception):
     """Base of everything Modelbay raises on purpose.
@@ -101,4 +103,12 @@ class WeightsError(ModelbayError):
 
 
 class EngineError(ModelbayError):
-    """A running engine met a state it must not go on from (NaN logits, a dead worker, no memory)."""
+    """A running engine met a state it must not go on from (NaN logits, a dead worker, no memory).
+
+    Args:
+        request_ids: the requests that it is about, whose end lets the others go on; none where it is about the engine.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, request_ids: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.request_ids = tuple(request_ids)

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from modelbay.errors import UsageError
 
-_LORA = ("LoRA adapters are not served by this version.", "Merge the adapter into the weights (PEFT's merge_and_unload).")
+_LORA = (
+    "LoRA adapters are not served by this version.",
+    "Merge the adapter into the weights (PEFT's merge_and_unload).",
+)
 _ADAPTERS = ("prompt adapters are not served by this version.", None)
 _SPECULATION = (
     "a draft is not named by an argument of its own.",
@@ -92,7 +95,6 @@ def refuse_known(what: str, name: str, table: Mapping[str, tuple[str, str | None
     if name in table:
         reason, hint = table[name]
         raise UsageError(f"{what} {name!r}: {reason}", hint=hint)
-
 
 
 def why_unserved(option: str) -> str | None:

@@ -23,6 +23,8 @@ SAMPLE = (
     "generate/mamba", "generate/zaya", "generate/falcon", "generate/diffllama",
     "classify/bert", "classify/albert", "classify/xlm-roberta", "classify/eurobert", "classify/qwen2",
     "classify/gemma2", "classify/gpt2", "classify/deberta",
+    "generate/gemma4_unified", "image-text/llava", "image-text/gemma3", "image-text/qwen3_vl", "image-text/paligemma",
+    "image-text/blip-2", "image-text/mllama", "audio-text/voxtral", "audio-text/qwen2_audio",
     "embed/bert", "embed/albert", "embed/modernbert", "embed/xlm-roberta", "embed/qwen2", "embed/mobilebert",
 )  # fmt: skip
 

@@ -93,7 +93,7 @@ def test_an_engine_error_ends_the_request_that_it_names_and_no_other(
             failing.append(name)
             engine.step = step
             engine.scheduler.start_over()
-            raise EngineError(f"the model's logits are not usable for request {name!r} (nan).")
+            raise EngineError(f"the model's logits are not usable for request {name!r} (nan).", request_ids=[name])
 
         engine.step = broken
 

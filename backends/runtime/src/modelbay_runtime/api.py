@@ -40,6 +40,7 @@ class BuildContext:
         kernels: the op table; `op` asks it.
         parallel: this process's place.
         max_model_len: longest sequence, in tokens (rotary tables are made for it).
+        draft_tokens: tokens that are to be guessed in a step by a draft layer of the model's, which it builds then.
     """
 
     config: ModelConfig
@@ -48,6 +49,7 @@ class BuildContext:
     kernels: KernelTable
     parallel: ParallelContext = field(default_factory=ParallelContext)
     max_model_len: int = 2048
+    draft_tokens: int = 0
 
     def op(self, name: str, **facts: Any) -> Any:
         """The implementation of op ``name`` for a layer with these facts; the choice goes to the trace."""

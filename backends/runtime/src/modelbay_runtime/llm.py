@@ -275,9 +275,10 @@ class LLM:
 
     def close(self) -> None:
         """Give the model's memory back, and end the processes that held parts of it. Idempotent."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        with self._lock:  # not in the middle of another thread's step
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -343,7 +344,7 @@ class LLM:
                 if arrived:
                     return arrived
                 if not any(self.engine.has_request(request_id) for request_id in ids):
-                    raise EngineError(f"request {', '.join(ids)} was aborted.")
+                    raise EngineError(f"request {', '.join(ids)} was aborted.", request_ids=ids)
                 self._step()
 
     def _step(self) -> None:

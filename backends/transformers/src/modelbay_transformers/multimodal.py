@@ -86,7 +86,7 @@ class TransformersForConditionalGeneration(TransformersModel):
                 f"{type(self._outer[0]).__name__} reads its prompts both ways, images among them: none came."
             )
         if inputs_embeds is None and input_ids is not None and self._embeds_itself:
-            input_ids, inputs_embeds = None, self.embed(input_ids)
+            inputs_embeds, input_ids = self.embed(input_ids), None
         return super().forward(input_ids, positions, step, inputs_embeds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -196,7 +196,8 @@ def _hands_on_ids(outer: nn.Module, gate: Gate) -> bool:
 
     hook = embedding.register_forward_pre_hook(stop)
     try:
-        found = gate.take(outer, input_ids=ids, use_cache=False)["ids"]
+        arrived = gate.take(outer, input_ids=ids, use_cache=False)
     finally:
         hook.remove()
-    return torch.equal(found, ids)
+    found = arrived.get("ids", arrived.get("input_ids"))  # or the language model embeds them
+    return found is not None and torch.equal(found, ids)

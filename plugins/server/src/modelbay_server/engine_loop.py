@@ -228,7 +228,7 @@ class EngineLoop:
         else:
             log_fault("a step failed", error)
             error = EngineError("a step of the engine failed; the server's log says where.")
-        blamed = [entry.job for name, entry in self._entries.items() if repr(name) in str(error)]
+        blamed = [self._entries[name].job for name in error.request_ids if name in self._entries]
         if blamed:
             self._end(blamed, _about_request(error))
             return

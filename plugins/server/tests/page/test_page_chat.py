@@ -87,6 +87,7 @@ def test_shift_enter_starts_a_line_and_nothing_is_sent_without_text(browser: Any
     ask(browser, "   ")
     assert not browser.all(".message")
     browser.one("#prompt").clear()
+    browser.one("#prompt").click()
     browser.keys("one", SHIFT, ENTER, NULL, "two")
     assert browser.js("return document.getElementById('prompt').value") == "one\ntwo"
     browser.set("max-tokens", "2")
@@ -127,7 +128,7 @@ def test_stop_ends_the_answer_and_the_server_forgets_the_request(
     page_server.wait_for(lambda: page_server.state.limiter.in_flight == 0)
     held.free()
     page_server.wait_until_idle()
-    assert generated(page_server) - made_before <= 8, "it was not computed to its end"
+    assert 6 <= generated(page_server) - made_before <= 8, "what was made is counted, and it was not made to its end"
     assert page_server.free_blocks()[0] == free_before
     page_server.wait_for(lambda: running(page_server) == 0)
     assert browser.focused() == "prompt"

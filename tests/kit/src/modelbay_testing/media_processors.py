@@ -135,8 +135,11 @@ FAMILIES: dict[str, tuple[str, Callable[[Path], tuple[Any, dict[str, Any]]]]] = 
 }
 
 
-def media_checkpoint(folder: Path, model_type: str) -> tuple[Path, Any, Any]:
-    """A tiny random checkpoint with its processor: (folder, Transformers' model, Transformers' processor)."""
+def media_checkpoint(folder: Path, model_type: str, **more: Any) -> tuple[Path, Any, Any]:
+    """A tiny random checkpoint with its processor: (folder, Transformers' model, Transformers' processor).
+
+    ``more``: config values beside the family's.
+    """
     from transformers.models.auto import modeling_auto as auto
 
     from modelbay_testing.matrix.cases import Case
@@ -145,7 +148,7 @@ def media_checkpoint(folder: Path, model_type: str) -> tuple[Path, Any, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     processor, overrides = FAMILIES[model_type][1](folder)
     names = {**auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    config = media_config(Case("media", model_type, names[model_type]), overrides)
+    config = media_config(Case("media", model_type, names[model_type]), {**overrides, **more})
     model = media_reference(config, names[model_type])
     model.save_pretrained(folder)
     config.save_pretrained(folder)

@@ -52,9 +52,10 @@ class Batch:
         input_ids: [T].
         groups: in the order of the cache layout's groups.
         sampled: sequences (by place) whose last row's logits are wanted.
-        wants_hidden: whether the hidden states of all tokens are.
         chunks: tokens of sequences whose hidden states are pooled. forget: requests to pool that were given up.
         token_types: [T], the number of each token's text in pairs of texts; None if all are 0.
+        drafts: how many of each sequence's last tokens are guesses yet to be made [B].
+        speculating: sequences (by place) of which later steps may make guesses.
         media: images and audio of which this step has tokens, and positions that they change.
     """
 
@@ -65,11 +66,12 @@ class Batch:
     groups: tuple[GroupTables, ...]
     sampled: tuple[int, ...] = ()
     prompt_rows: tuple[PromptRows, ...] = ()
-    wants_hidden: bool = False
     chunks: tuple[Chunk, ...] = ()
     forget: tuple[str, ...] = ()
     token_types: np.ndarray | None = None
     media: BatchMedia | None = None
+    drafts: tuple[int, ...] = ()
+    speculating: tuple[int, ...] = ()
     new: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +81,14 @@ class Batch:
     def ends(self) -> np.ndarray:
         """One past each sequence's last row [B]."""
         return np.cumsum(self.new)
+
+    def sampled_rows(self) -> np.ndarray:
+        """Of the sequences that are sampled, the rows whose logits are wanted: the last, and one more for each draft."""
+        ends = self.ends[list(self.sampled)]
+        if not any(self.drafts):
+            return ends - 1
+        begins = ends - 1 - np.array(self.drafts)[list(self.sampled)]
+        return np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
 
     @property
     def num_decodes(self) -> int:
@@ -105,6 +115,8 @@ def make_batch(
     for index in range(len(kv.layout.groups)):
         tables, first = kv.tables(index, slots, starts, lengths)
         groups.append(GroupTables(tables, first, kv.slot_mapping(index, token_slots, positions)))
+    if any(item.num_drafts for item in scheduled):
+        ids = [np.pad(each, (0, item.num_drafts)) for each, item in zip(ids, scheduled, strict=True)]
     return Batch(
         owners=tuple((item.sequence.request_id, item.sequence.index) for item in scheduled),
         starts=starts,
@@ -116,6 +128,8 @@ def make_batch(
         chunks=chunks_of(scheduled),
         forget=tuple(forget),
         token_types=token_types_of(scheduled),
+        drafts=tuple(item.num_drafts for item in scheduled),
+        speculating=tuple(i for i, item in enumerate(scheduled) if item.sequence.speculates),
         media=batch_media(
             [item.sequence.request_id for item in scheduled],
             [item.sequence.media for item in scheduled],

@@ -18,6 +18,7 @@ from modelbay_runtime.engine.batch import PromptRows, make_batch
 from modelbay_runtime.engine.block_pool import BlockPool
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.executor import Executor, open_executor
+from modelbay_runtime.engine.guess import Guess
 from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.lanes import Lane, choose_lane, under_way
@@ -30,7 +31,7 @@ from modelbay_runtime.engine.sampler import Sampler
 from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence, Status
-from modelbay_runtime.engine.step_output import Round, StepOutput
+from modelbay_runtime.engine.step_output import Round, StepOutput, check_pooled
 from modelbay_runtime.multimodal.plan import MediaPlan
 from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_runtime.pooling.plan import plan_request
@@ -57,7 +58,16 @@ class Engine:
         args, config = resolution.args, resolution.config
         self.tokenizer: Any = load_tokenizer(resolution.files, config, resolution.plugins, args, resolution.trace)
         self.executor: Executor = open_executor(resolution)
-        plan = self.executor.rank.plan
+        try:
+            self._set_up()
+        except BaseException:
+            self.executor.close()
+            raise
+
+    # ---- what is fixed when the engine starts ----------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        args, config, plan = self.resolution.args, self.resolution.config, self.executor.rank.plan
         self.max_model_len = plan.max_model_len
         self.lanes = [self._make_lane() for _ in range(self.executor.lanes)]
         self.eos_token_ids = self._eos_token_ids()
@@ -69,11 +79,8 @@ class Engine:
         self._rounds: deque[Round] = deque()
         self._ordinals = itertools.count()
         self._epoch = 0
-        self.media = MediaReader(resolution, self.tokenizer, self.model)
-        self._given_up: list[str] = []  # of which the poolers may keep something
+        self.media = MediaReader(self.resolution, self.tokenizer, self.model)
         self._say_cache()
-
-    # ---- what is fixed when the engine starts ----------------------------------------------------------------------
 
     def _make_lane(self) -> Lane:
         args, plan = self.resolution.args, self.executor.rank.plan
@@ -83,9 +90,12 @@ class Engine:
             # Nothing is kept, so a token sees the later ones too: all of its sequence must be in one step.
             args = args.replace(enable_chunked_prefill=False)
         batched_tokens = step_tokens(args, self.max_model_len)
-        return Lane(
-            kv, Scheduler(kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill, self.executor.depth)
-        )
+        drafts = self.executor.rank.built.context.draft_tokens
+        scheduler = Scheduler(
+            kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill, self.executor.depth,
+            drafts, self.max_model_len,
+        )  # fmt: skip
+        return Lane(kv, scheduler)
 
     @property
     def model(self) -> Any:
@@ -157,6 +167,7 @@ class Engine:
             sequence.reads_prefix_cache = params.prompt_logprobs is None or index > 0
             sequence.leader = sequences[0] if sequences else None
             sequence.media = media
+            sequence.speculates = self.scheduler.num_drafts > 0 and media is None
             sequence.sampling = self.sampler.state(
                 params, token_ids, sequence.output_ids,
                 request_id=request_id, ordinal=ordinal, index=index, eos_token_ids=self.eos_token_ids,
@@ -215,7 +226,7 @@ class Engine:
         for sequence in request.sequences if request else ():
             self._finish(sequence)
             if sequence.pooling is not None:
-                self._given_up.append(sequence.request_id)
+                self.lanes[sequence.lane].given_up.append(sequence.request_id)
 
     def close(self) -> None:
         """End the processes that computed. Idempotent."""
@@ -238,7 +249,7 @@ class Engine:
         Whatever is raised, requests that the caller does not abort go on with the next step.
 
         Raises:
-            EngineError: logits that are no numbers, or a cache too small for one sequence.
+            EngineError: logits or pooled values that are no numbers, or a cache too small for one sequence.
         """
         try:
             self._submit()
@@ -246,10 +257,10 @@ class Engine:
                 return []
             return self._take(self._rounds.popleft(), self.executor.collect())
         except BaseException as error:
-            self.executor.drop()
             self._rounds.clear()
             for lane in self.lanes:
                 lane.scheduler.start_over()
+            self.executor.drop()
             if isinstance(error, EngineError):
                 # Rows that are no numbers would spread: zero times NaN is NaN, so that even a masked key is felt.
                 self.forget_prefixes()
@@ -262,13 +273,16 @@ class Engine:
             scheduled = [lane.scheduler.schedule() for lane in self.lanes]
             if not any(scheduled):
                 return
-            given_up, self._given_up = self._given_up, []
             this: Round = [
-                (items, make_batch(items, lane.kv, self._prompt_rows(items), given_up, self._epoch)) if items else None
+                (items, make_batch(items, lane.kv, self._prompt_rows(items), lane.given_up, self._epoch))
+                if items
+                else None
                 for lane, items in zip(self.lanes, scheduled, strict=True)
             ]
             self._rounds.append(this)
-            for items in scheduled:
+            for lane, items in zip(self.lanes, scheduled, strict=True):
+                if items:
+                    lane.given_up = []
                 under_way(items, True)
                 for item in items:
                     self.requests[item.sequence.request_id].mark_scheduled()
@@ -276,9 +290,10 @@ class Engine:
 
     def _take(self, this: Round, outputs: list[BatchOutput | None]) -> list[RequestOutput | PoolingOutput]:
         """What a round brought, lane by lane."""
-        finished: list[RequestOutput | PoolingOutput] = []
         sampled: list[Sequence] = []
         logits: list[torch.Tensor] = []
+        guesses: list[Guess] = []
+        pooled: dict[str, torch.Tensor] = {}
         for part, output in zip(this, outputs, strict=True):
             if part is None or output is None:
                 continue
@@ -288,24 +303,55 @@ class Engine:
             items = [item for item in items if item.sequence.in_flight]
             self._take_prompt_logprobs(step)
             for item in items:
-                item.sequence.num_computed += item.num_new
-                self.lanes[item.sequence.lane].kv.publish(item.sequence)
+                self._advance(item.sequence, item.num_new - item.num_drafts)
+                item.sequence.drafts_next = item.sequence.speculates
             under_way(items, False)
-            finished += self._finish_pooling(items, step)
-            rows = [row for row, sequence in enumerate(step.sampled) if sequence.status is Status.RUNNING]
-            if rows and step.logits is not None:
-                sampled += [step.sampled[row] for row in rows]
-                logits.append(step.logits if len(rows) == len(step.sampled) else step.logits[rows])
-        # First the tokens: where drawing raises, no output is lost that was taken already.
-        return [*self._take_tokens(sampled, logits), *finished]
+            guesses += step.guesses
+            pooled |= {name: step.pooled[name] for item in items if (name := item.sequence.request_id) in step.pooled}
+            found = [
+                (row, sequence)
+                for row, sequence in zip(step.rows, step.sampled, strict=True)
+                if sequence.status is Status.RUNNING
+            ]
+            if found and step.logits is not None:
+                sampled += [sequence for _, sequence in found]
+                rows = [row for row, _ in found]
+                logits.append(step.logits if len(rows) == len(step.logits) else step.logits[rows])
+        # What may raise comes before any request is done with: no output is lost that was taken already.
+        check_pooled(pooled)
+        taken = self._take_tokens(sampled, logits)
+        taken += self._take_guesses(guesses)
+        return [*taken, *(self._finish_pooling(*item) for item in pooled.items())]
 
-    def _finish_pooling(self, scheduled: list[Scheduled], output: StepOutput) -> list[PoolingOutput]:
-        outputs = []
-        for sequence in [item.sequence for item in scheduled if item.sequence.request_id in output.pooled]:
-            sequence.pooled = output.pooled[sequence.request_id]
-            self._finish(sequence)
-            outputs.append(self.requests.pop(sequence.request_id).pooling_output())
+    def _advance(self, sequence: Sequence, count: int) -> None:
+        sequence.num_computed += count
+        self.lanes[sequence.lane].kv.publish(sequence)
+
+    def _take_guesses(self, guesses: list[Guess]) -> list[RequestOutput]:
+        """Draw on where the token drawn is the one that was guessed."""
+        outputs: list[RequestOutput] = []
+        for guess in guesses:
+            guess.sequence.num_drafts += len(guess.tokens)
+        while guesses := [guess for guess in guesses if guess.tokens and guess.right]:
+            try:
+                # Row i of every guess: a sequence has one row in each draw.
+                drawn = self._take_tokens([g.sequence for g in guesses], [torch.stack([g.logits[0] for g in guesses])])
+            except EngineError:
+                break  # outputs that were taken are not lost; the next step computes these tokens again, and says so
+            outputs += drawn
+            for guess in guesses:
+                guess.sequence.num_accepted += 1
+                if guess.sequence.status is Status.RUNNING:
+                    self._advance(guess.sequence, 1)
+            guesses = [guess.rest() for guess in guesses]
         return outputs
+
+    def _finish_pooling(self, request_id: str, result: torch.Tensor) -> PoolingOutput:
+        request = self.requests.pop(request_id)
+        [sequence] = request.sequences
+        sequence.pooled = result
+        self._finish(sequence)
+        return request.pooling_output()
 
     def _take_tokens(self, sampled: list[Sequence], logits: list[torch.Tensor]) -> list[RequestOutput]:
         if not sampled:

@@ -19,7 +19,8 @@ from modelbay_runtime.parallel.groups import RankTraffic
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.sizes import check_mesh
 
-Round = Sequence[Batch | None]
+#: A round, by lane.
+Batches = Sequence[Batch | None]
 
 
 class Executor(Protocol):
@@ -33,7 +34,7 @@ class Executor(Protocol):
     rank: Rank
     runner: Runner
 
-    def submit(self, batches: Round) -> None:
+    def submit(self, batches: Batches) -> None:
         """Begin a round. At most ``depth`` may be under way."""
         ...
 
@@ -76,7 +77,7 @@ class InlineExecutor:
         self.runner = self.rank.runner()
         self._rounds: deque[Batch] = deque()
 
-    def submit(self, batches: Round) -> None:
+    def submit(self, batches: Batches) -> None:
         [batch] = batches
         assert batch is not None, "the one lane has something to do, or there is no round"
         self._rounds.append(batch)

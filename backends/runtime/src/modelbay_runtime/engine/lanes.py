@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
@@ -11,10 +11,15 @@ from modelbay_runtime.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Lane:
-    """One replica's block tables and queue."""
+    """One replica's block tables and queue.
+
+    Attributes:
+        given_up: requests to pool of which its pooler may keep something, until its next batch says so.
+    """
 
     kv: KVManager
     scheduler: Scheduler
+    given_up: list[str] = field(default_factory=list)
 
     @property
     def load(self) -> int:

@@ -82,12 +82,14 @@ def plan_cache(
     max_model_len: int,
     reserved: int = 0,
     layers: Collection[int] | None = None,
+    sharers: int = 1,
 ) -> CacheBudget:
     """How many blocks to make.
 
     Args:
         layers: those whose cache is on this rank; all of the layout's, if not given.
         reserved: bytes that are free now and will be taken before the cache is, as by weights not loaded yet.
+        sharers: ranks that take their part of this device's memory at the same time, this one included.
 
     Raises:
         EngineError: not even one block fits, with the numbers.
@@ -99,9 +101,10 @@ def plan_cache(
     if args.kv_cache_memory_bytes is not None:
         budget, source = args.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
-        free = free_bytes(device, args.gpu_memory_utilization) - reserved
+        free = free_bytes(device, args.gpu_memory_utilization) // sharers - reserved
         budget = free - step_bytes(config, args, itemsize)
         source = f"{args.gpu_memory_utilization:g} of what is free on {device}, less the activations of a step"
+        source += f", one rank's of {sharers}" if sharers > 1 else ""
     num_blocks = budget // block_bytes
     if num_blocks >= useful:
         num_blocks, source = useful, f"all that max_num_seqs={args.max_num_seqs} sequences can use"

@@ -56,7 +56,8 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened, in seconds of `time.monotonic`, and what the prefix cache saved."""
+    """When things happened, in seconds of `time.monotonic`, what the prefix cache saved, and, with speculative
+    decoding, how many tokens were guessed and how many of those were right."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None
@@ -64,6 +65,13 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Of the tokens that were guessed, the share that was right."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -80,6 +88,8 @@ class RequestMetrics:
             "total_s": total,
             "num_cached_tokens": self.num_cached_tokens,
             "num_preemptions": self.num_preemptions,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
         }
 
 

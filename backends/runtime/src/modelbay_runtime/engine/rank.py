@@ -36,8 +36,13 @@ class CachePlan:
 
 
 class Rank:
-    """Args:
-    gather: the way to ask the other ranks; their own number of calls and order are the same.
+    """A model's part of one rank, with the cache that all ranks agreed on.
+
+    Args:
+        gather: asks all ranks for their values. Every rank calls it as often and in the same order.
+
+    Raises:
+        EngineError: ranks that do not agree on what a layer keeps, or no room for the cache.
     """
 
     def __init__(self, resolution: Resolution, parallel: ParallelContext, gather: Gather) -> None:
@@ -56,7 +61,10 @@ class Rank:
 
     def runner(self, neighbours: Neighbours | None = None) -> Runner:
         vocab_size, media_cache = self.resolution.config.vocab_size, self.resolution.args.media_cache_bytes
-        return Runner(self.built, self.cache, vocab_size, neighbours, self.pooler, media_cache)
+        draft_tokens, max_seqs = self.built.context.draft_tokens, self.resolution.args.max_num_seqs
+        return Runner(
+            self.built, self.cache, vocab_size, neighbours, self.pooler, media_cache, draft_tokens, max_seqs
+        )
 
     def _agree(self, gather: Gather) -> CachePlan:
         args, config, built = self.resolution.args, self.resolution.config, self.built
@@ -78,6 +86,7 @@ class Rank:
             wanted,
             layers=built.kv_specs.keys(),
             reserved=args.media_cache_bytes if getattr(built.module, "media_kinds", ()) else 0,
+            sharers=context.parallel.local_ranks if context.device.type == "cpu" else 1,
         )
         budget = min(gather(own), key=lambda each: each.num_blocks)
         fitting = longest_that_fits(layout, args, wanted, budget.num_blocks - 1)

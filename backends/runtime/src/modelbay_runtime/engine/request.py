@@ -48,6 +48,8 @@ class Request:
     def _update_metrics(self) -> None:
         self.metrics.num_cached_tokens = sum(sequence.num_cached or 0 for sequence in self.sequences)
         self.metrics.num_preemptions = sum(sequence.num_preemptions for sequence in self.sequences)
+        self.metrics.num_draft_tokens = sum(sequence.num_drafts for sequence in self.sequences)
+        self.metrics.num_accepted_tokens = sum(sequence.num_accepted for sequence in self.sequences)
         if self.finished and self.metrics.finished_time is None:
             self.metrics.finished_time = time.monotonic()
 

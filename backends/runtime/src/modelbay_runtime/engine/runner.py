@@ -15,6 +15,7 @@ import torch
 from modelbay_runtime.api import KVGroupStep, Step
 from modelbay_runtime.build import BuiltModel
 from modelbay_runtime.engine.batch import Batch, token_positions
+from modelbay_runtime.engine.drafter import Drafter
 from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import TokenLogprobs
@@ -43,8 +44,9 @@ class BatchOutput:
 
     Attributes:
         logits: [R, V] of the batch's ``sampled`` sequences, in their order; None if there are none.
-        hidden: [T, H] of all tokens, where the batch wants them or the rank is the one that asked.
+        hidden: [T, H] of all tokens; None where another process computed them.
         prompt_logprobs: of each of the batch's ``prompt_rows``.
+        drafts: place of a sequence -> the tokens guessed for it; its rows of ``logits`` are one more.
         pooled: request id -> its result, of the sequences whose last chunk was among the batch's ``chunks``.
     """
 
@@ -52,6 +54,7 @@ class BatchOutput:
     hidden: torch.Tensor | None
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
     pooled: dict[str, torch.Tensor] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
 
 
 class Runner:
@@ -62,6 +65,7 @@ class Runner:
         neighbours: None where the model is whole.
         pooler: on the last stage.
         media_cache_bytes: of features of images and audio, kept between steps.
+        draft_tokens: most that are guessed for a sequence in a step. max_seqs: of which so many are remembered.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Runner:
         neighbours: Neighbours | None = None,
         pooler: Pooler | None = None,
         media_cache_bytes: int = 0,
+        draft_tokens: int = 0,
+        max_seqs: int = 0,
     ) -> None:
         self.model: Any = built.module
         self.device = built.context.device
@@ -81,11 +87,18 @@ class Runner:
         self.neighbours = neighbours
         self.pooler = pooler
         self.features = FeatureStore(self.model, media_cache_bytes)
+        self.drafter = None
+        if draft_tokens:
+            layout = cache.layout
+            self.drafter = Drafter(self.model, layout, self._prepare, vocab_size, draft_tokens, 2 * max_seqs)
         self._layers = [(layer, index) for index, group in enumerate(cache.layout.groups) for layer in group.layers]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> BatchOutput | None:
         """Compute the batch's tokens; None but on the last stage."""
+        drafts: dict[int, list[int]] = {}
+        if self.drafter is not None and any(batch.drafts):
+            batch, drafts = self.drafter.guess(batch)
         step, input_ids = self._prepare(batch)
         received = None if self.neighbours is None else self.neighbours.receive(step.num_tokens)
         if received is None and batch.media is not None and len(batch.media.rows):
@@ -99,9 +112,10 @@ class Runner:
             assert self.neighbours is not None, "a stage that is not the last has one after it"
             self.neighbours.send(hidden)
             return None
-        return BatchOutput(
-            self._logits(batch, hidden), hidden, self._prompt_logprobs(batch, hidden), self._pooled(batch, hidden)
-        )
+        if self.drafter is not None:
+            self.drafter.keep(batch, hidden)
+        prompt_logprobs, pooled = self._prompt_logprobs(batch, hidden), self._pooled(batch, hidden)
+        return BatchOutput(self._logits(batch, hidden), hidden, prompt_logprobs, pooled, drafts)
 
     def _pooled(self, batch: Batch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         if self.pooler is None or not (batch.chunks or batch.forget):
@@ -114,7 +128,7 @@ class Runner:
             return None
         if len(batch.sampled) == hidden.shape[0]:
             return self.model.logits(hidden)
-        rows = (batch.ends - 1)[list(batch.sampled)]
+        rows = batch.sampled_rows()
         return self.model.logits(hidden.index_select(0, self._tensor(rows)))
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> list[list[TokenLogprobs]]:

@@ -259,9 +259,12 @@ def _require_finite(largest: torch.Tensor, states: Sequence[SamplingState], what
     """The largest logit of a row [B] says it all: NaN if any is, +inf if any is, -inf if all are."""
     if bool(torch.isfinite(largest).all()):
         return
-    bad = [
-        f"{state.request_id!r} ({'all -inf' if value == -math.inf else value})"
+    bad = {
+        state.request_id: "all -inf" if value == -math.inf else value
         for state, value in zip(states, largest.tolist(), strict=True)
         if not math.isfinite(value)
-    ]
-    raise EngineError(f"{what} are not usable for request {', '.join(bad)}; no token was chosen.", hint=hint)
+    }
+    names = ", ".join(f"{name!r} ({value})" for name, value in bad.items())
+    raise EngineError(
+        f"{what} are not usable for request {names}; no token was chosen.", hint=hint, request_ids=list(bad)
+    )

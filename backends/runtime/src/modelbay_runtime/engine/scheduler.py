@@ -16,10 +16,11 @@ from modelbay_runtime.engine.sequence import Sequence, Status
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence and how many of its tokens this step computes."""
+    """A sequence and how many of its tokens this step computes, the last ``num_drafts`` of which are guesses."""
 
     sequence: Sequence
     num_new: int
+    num_drafts: int = 0
 
     @property
     def samples(self) -> bool:
@@ -29,7 +30,7 @@ class Scheduled:
     @property
     def completes(self) -> bool:
         """Whether this step reaches the sequence's last token."""
-        return self.sequence.num_computed + self.num_new == len(self.sequence)
+        return self.sequence.num_computed + self.num_new - self.num_drafts == len(self.sequence)
 
 
 class Scheduler:
@@ -37,16 +38,25 @@ class Scheduler:
     max_batched_tokens: most tokens in a step.
     chunked_prefill: whether a prompt may be computed over several steps.
     depth: how many steps are under way at a time. A sequence is in one of them, so each takes its share of them all.
+    num_drafts: most tokens that are guessed for a sequence in one step. max_model_len: longest sequence then.
     """
 
     def __init__(
-        self, kv: KVManager, max_seqs: int, max_batched_tokens: int, chunked_prefill: bool, depth: int = 1
+        self,
+        kv: KVManager,
+        max_seqs: int,
+        max_batched_tokens: int,
+        chunked_prefill: bool,
+        depth: int = 1,
+        num_drafts: int = 0,
+        max_model_len: int = 0,
     ) -> None:
         self.kv = kv
         self.max_seqs = max_seqs
         self.max_batched_tokens = max_batched_tokens
         self.chunked_prefill = chunked_prefill
         self.depth = depth
+        self.num_drafts, self.max_model_len = num_drafts, max_model_len
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -76,12 +86,13 @@ class Scheduler:
             if not wanted:
                 position += 1
                 continue
+            drafts = self._drafts(sequence, wanted, budget)
             fits, victims = self._make_room(sequence, wanted)
             preempted = preempted or victims > 0
             if not fits:
                 break
-            scheduled.append(Scheduled(sequence, wanted))
-            budget -= wanted
+            scheduled.append(Scheduled(sequence, wanted + drafts, drafts))
+            budget -= wanted + drafts
             position += 1
         if not preempted:
             self._admit(scheduled, budget, share)
@@ -102,6 +113,15 @@ class Scheduler:
         if sequence.media is not None:
             return sequence.media.cut(sequence.num_computed + min(wanted, budget)) - sequence.num_computed
         return min(wanted, budget)
+
+    def _drafts(self, sequence: Sequence, wanted: int, budget: int) -> int:
+        """How many tokens behind the last one are guessed: none for which another sequence would have to give way."""
+        if not (self.num_drafts and sequence.drafts_next and wanted == 1 and sequence.sampling is not None):
+            return 0
+        count = min(self.num_drafts, budget - 1, self.max_model_len - len(sequence))
+        if (limit := sequence.sampling.params.max_tokens) is not None:
+            count = min(count, limit - len(sequence.output_ids) - 1)
+        return count if count > 0 and self.kv.grow(sequence, wanted + count) else 0
 
     def _make_room(self, sequence: Sequence, wanted: int) -> tuple[bool, int]:
         """Blocks for a running sequence, preempting the latest arrivals.
@@ -180,5 +200,5 @@ class Scheduler:
             self.kv.release(sequence)
         if sequence.status is not Status.FINISHED:
             sequence.status = Status.WAITING
-        sequence.in_flight = False
+        sequence.in_flight = sequence.drafts_next = False
         sequence.num_computed = 0

@@ -38,6 +38,8 @@ class Sequence:
         prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
         token_types: of a pair of texts, the number of each token's text.
         media: its images and audio, if it has any.
+        speculates: whether tokens may be guessed; drafts_next: whether the next step can, since the last one left what it
+            takes. num_drafts: guesses so far; num_accepted: those that were the token drawn.
         pooling: what is made of its hidden states (``sampling`` is None then); pooled: what was made.
     """
 
@@ -64,6 +66,10 @@ class Sequence:
     media: MediaPlan | None = None
     pooling: PoolingPlan | None = None
     pooled: torch.Tensor | None = None
+    speculates: bool = False
+    drafts_next: bool = False
+    num_drafts: int = 0
+    num_accepted: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     _digests: dict[int, list[bytes]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from modelbay_runtime.kernels.ops import act_and_mul
 Block = tuple[int, int]
 
 #: Elements that are brought to another dtype at a time.
-_TILE = 1 << 21
+_TILE = 1 << 18
 
 
 def linear_blocks(

@@ -73,13 +73,16 @@ class FeatureStore:
             raise
         except Exception as error:
             detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise EngineError(f"request {requests}: its {item.kind} cannot be encoded: {detail}.") from error
+            raise EngineError(
+                f"request {requests}: its {item.kind} cannot be encoded: {detail}.", request_ids=wanted.requests
+            ) from error
         self.num_encoded += 1
         if found.shape[0] != wanted.rows:
             raise EngineError(
                 f"request {requests}: the encoder made {found.shape[0]} rows of its {item.kind}, and the prompt has "
                 f"{wanted.rows} tokens for them.",
                 hint="Processor and model do not belong together.",
+                request_ids=wanted.requests,
             )
         return found
 

@@ -29,7 +29,8 @@ class Teller:
 
     def __init__(self, group: Any, timeout: float) -> None:
         self._group = group
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end a model in the very thread that says something for it.
+        self._lock = threading.RLock()
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, args=(timeout / _BEATS,), daemon=True)
         self._beating.start()
@@ -53,7 +54,8 @@ class Teller:
     def close(self) -> None:
         """Say nothing any more."""
         self._ended.set()
-        self._beating.join(timeout=1)
+        if threading.current_thread() is not self._beating:
+            self._beating.join(timeout=1)
 
     def _broadcast(self, data: torch.Tensor) -> None:
         self._group.broadcast([data]).wait()
@@ -80,9 +82,15 @@ class Listener:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def commands(self) -> Iterator[Any]:
-        """Commands as they come; the last one ends it, see `Listener.is_last`."""
+        """Commands as they come; the last one ends it, see `Listener.is_last`.
+
+        Raises:
+            Exception: a command that cannot be read here.
+        """
         while True:
             command = self._commands.get()
+            if isinstance(command, Exception):
+                raise command
             yield command
             if self.is_last(command):
                 return
@@ -99,8 +107,10 @@ class Listener:
                     self._commands.put(command)
                 if self.is_last(command):
                     return
-        except BaseException as error:
+        except RuntimeError as error:  # c10d's
             self._lost(error)
+        except Exception as error:
+            self._commands.put(error)
 
     def _receive(self) -> Any:
         first = torch.empty(_FIRST_BYTES, dtype=torch.uint8)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from modelbay.errors import UsageError
 from modelbay_runtime.parallel.groups import Alone, Apart, Group
 from modelbay_runtime.parallel.mesh import Mesh, Place
+from modelbay_runtime.parallel.sizes import share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,14 @@ class ParallelContext:
     Attributes:
         tp: the ranks that share each layer. ep: the ranks that share the experts, where experts are parallel (of one
             rank else; its ranks are ordered by replica, then by share).
+        local_ranks: ranks of this machine, which share its cores and memory.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
     place: Place = field(default_factory=Place)
     tp: Group = field(default_factory=Alone)
     ep: Group = field(default_factory=Alone)
+    local_ranks: int = 1
 
     @classmethod
     def apart(cls, mesh: Mesh, place: Place) -> ParallelContext:
@@ -57,9 +59,7 @@ class ParallelContext:
         Raises:
             UsageError: it does not divide; the numbers are in the message.
         """
-        if size % self.tp_size:
-            raise UsageError(f"{what} = {size} does not divide over tensor_parallel_size = {self.tp_size}.")
-        return size // self.tp_size
+        return share_of(size, self.tp_rank, self.tp_size, what).size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks that share a layer."""

@@ -6,6 +6,7 @@ copy of this one: the user's script is not run again, and needs no guard.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,8 @@ from modelbay_runtime.parallel.mesh import Mesh
 LOCALHOST = "127.0.0.1"
 #: Seconds that a process which was told to end may take.
 _GRACE_S = 10.0
+#: Exit code of a rank that lost rank 0: it has nothing to say.
+LOST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +88,41 @@ class Started(Protocol):
 
 
 class Processes:
-    """Ranks that are processes of this machine. See `Started`."""
+    """Ranks that are processes of this machine. See `Started`.
+
+    Raises:
+        UsageError: arguments that another process cannot be told.
+    """
 
     def __init__(self, resolution: Resolution, mesh: Mesh, port: int) -> None:
+        args, modules = portable(resolution)
+        self._owner = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix="modelbay-"))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        args, modules = portable(resolution)
-        for rank in range(1, mesh.size):
-            bootstrap = Bootstrap(args, modules, rank, LOCALHOST, port, tuple(sys.path), str(self.folder))
-            file = self.folder / f"start-{rank}"
-            file.write_bytes(pickle.dumps(bootstrap))
-            # Its end of the pipe closes when this process ends, however it ends, and then it ends too.
-            self.processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", "modelbay_runtime.parallel.worker", str(file)], stdin=subprocess.PIPE
-            )
+        try:
+            for rank in range(1, mesh.size):
+                bootstrap = Bootstrap(args, modules, rank, LOCALHOST, port, tuple(sys.path), str(self.folder))
+                self.processes[rank] = self._start(bootstrap)
+        except BaseException:
+            self.end(at_once=True)
+            raise
+
+    def _start(self, bootstrap: Bootstrap) -> subprocess.Popen[bytes]:
+        file = self.folder / f"start-{bootstrap.rank}"
+        file.write_bytes(pickle.dumps(bootstrap))
+        return subprocess.Popen(
+            # -P: what lies in the current directory is no part of Python, as it is not for this process.
+            [sys.executable, "-P", "-m", "modelbay_runtime.parallel.worker", str(file)],
+            stdin=subprocess.PIPE,  # closes when this process ends, however it ends, and then the rank ends too
+            process_group=0,  # the terminal's Ctrl-C is for this process: it decides what ends
+        )
 
     def failed(self) -> str | None:
-        for rank, process in self.processes.items():
-            if process.poll() is not None:
-                return self._last_words(rank, process.returncode)
-        return None
+        return first_cause(
+            {rank: process.pid for rank, process in self.processes.items()},
+            {rank: code for rank, process in self.processes.items() if (code := process.poll()) is not None},
+            self.folder,
+        )
 
     def wait_failed(self, seconds: float) -> str | None:
         until = time.monotonic() + seconds
@@ -112,31 +130,48 @@ class Processes:
             time.sleep(0.05)
         return found
 
-    def _last_words(self, rank: int, code: int) -> str:
-        file = self.folder / f"error-{rank}"
-        if file.exists():
-            return file.read_text()
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"rank {rank} (process {self.processes[rank].pid}) {how}"
-
     def end(self, *, at_once: bool = False) -> None:
+        if os.getpid() != self._owner:
+            return  # a copy of that process, by fork: the ranks are not its own
         until = time.monotonic() + (0 if at_once else _GRACE_S)
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        try:
+            for process in self.processes.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+        finally:  # also where Ctrl-C cut the waiting short
+            for process in self.processes.values():
+                process.kill()  # nothing, if it ended by itself
+            for process in self.processes.values():
                 process.wait()
-            if process.stdin is not None:
+                assert process.stdin is not None, "it was made as a pipe"
                 process.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def first_cause(pids: Mapping[int, int], codes: Mapping[int, int], folder: Path) -> str | None:
+    """What the rank that ended first has to say; the others ended because it did.
+
+    A rank that was ended from outside leaves no word, and those that miss it may leave theirs before anyone looks.
+
+    Args:
+        codes: the exit codes of ranks that ended. folder: with the words that they left.
+    """
+    words = {rank: folder / f"error-{rank}" for rank in codes if (folder / f"error-{rank}").exists()}
+    silent = [rank for rank, code in codes.items() if rank not in words and code != LOST]
+    if not silent and words:
+        return min(words.values(), key=lambda file: file.stat().st_mtime_ns).read_text()
+    for rank in silent or codes:
+        code = codes[rank]
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"rank {rank} (process {pids[rank]}) {how}"
+    return None
 
 
 def portable(resolution: Resolution) -> tuple[EngineArgs, tuple[str, ...]]:
     """The arguments as another process can use them: the commit in place of a branch, modules by their names.
 
     Raises:
-        UsageError: a plugin module that another process cannot import.
+        UsageError: a plugin module that another process cannot import, or an argument that it cannot be told.
     """
     args, modules = resolution.args, []
     names: list[Any] = []
@@ -153,7 +188,16 @@ def portable(resolution: Resolution) -> tuple[EngineArgs, tuple[str, ...]]:
     changes: dict[str, Any] = {"plugins": names if args.plugins is not None and (names or not modules) else None}
     if resolution.files.commit is not None:
         changes["revision"] = resolution.files.commit
-    return args.replace(**changes), tuple(modules)
+    args = args.replace(**changes)
+    for entry in fields(args):
+        try:
+            pickle.dumps(value := getattr(args, entry.name))
+        except Exception as error:
+            raise UsageError(
+                f"{entry.name} = {value!r} cannot be sent to other ranks: {error}.",
+                hint="Say it as plain data, or with a function of a module that they can import.",
+            ) from error
+    return args, tuple(modules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +231,26 @@ class Torchrun:
 
         Raises:
             EngineError: it cannot be reached.
+            UsageError: another model of this program has met there.
         """
         try:
             store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
         except Exception as error:
             raise EngineError(f"rank {self.rank} cannot reach torchrun's store at {self.address}: {error}") from error
         store.set_timeout(timedelta(seconds=timeout))
-        return dist.PrefixStore("modelbay", store)
+        store = dist.PrefixStore("modelbay", store)
+        if self.rank == 0:
+            self._check_first(store)
+        return store
+
+    @staticmethod
+    def _check_first(store: Any) -> None:
+        if store.check(["taken"]):
+            raise UsageError(
+                "the processes that torchrun started serve one model, and this program opened one before.",
+                hint="Start another program for this one.",
+            )
+        store.set("taken", b"")
 
     def host(self) -> str:
         """This machine's address on the way to the first one."""

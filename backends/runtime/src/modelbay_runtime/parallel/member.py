@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,22 +41,33 @@ class Member:
         self._store, self._failed = store, failed
         self._timeout = args.distributed_timeout_seconds
         self._steps = itertools.count()
-        self._loaded = threading.Event()
+        self._done = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
-        self.meet("started")
-        backend = pick_backend(args.distributed_backend, pick_device(args.device))
-        self.world = World(mesh, rank, Meeting(store, host, self._timeout, backend))
-        self._check_alike()
+        with self._silent_after_errors():
+            self.meet("started")
+            backend = pick_backend(args.distributed_backend, pick_device(args.device))
+            self.world = World(mesh, rank, Meeting(store, host, self._timeout, backend))
+            self._check_alike()
 
     def load(self) -> tuple[Rank, Runner]:
         """Build and load this rank's part. All ranks call it."""
-        rank = Rank(self.resolution, self.world.context, self.gather)
-        context = rank.built.context
-        hidden_size = self.resolution.config.hidden_size
-        runner = rank.runner(self.world.neighbours(hidden_size, context.dtype, context.device))
-        self.meet("loaded")
-        self._loaded.set()
+        with self._silent_after_errors():
+            rank = Rank(self.resolution, self.world.context, self.gather)
+            context = rank.built.context
+            hidden_size = self.resolution.config.hidden_size
+            runner = rank.runner(self.world.neighbours(hidden_size, context.dtype, context.device))
+            self.meet("loaded")
+        self._done.set()
         return rank, runner
+
+    @contextmanager
+    def _silent_after_errors(self) -> Iterator[None]:
+        """A rank that failed is not there any more, and keeps neither its thread nor its store."""
+        try:
+            yield
+        except BaseException:
+            self._done.set()
+            raise
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value; however long the slowest takes to get here, as long as it lives."""
@@ -99,7 +112,7 @@ class Member:
                 self._store.set(f"beat/{self.number}", str(count))
             except Exception:
                 return  # the store is gone: whoever waits for it will notice
-            if self._loaded.wait(self._timeout / _BEATS):
+            if self._done.wait(self._timeout / _BEATS):
                 return
 
     def _check_alike(self) -> None:
@@ -121,11 +134,18 @@ class Member:
             )
 
 
-def share_threads(local_ranks: int) -> int:
-    """The ranks of one machine share its cores: limits torch's threads to this rank's part, returns what it was."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // local_ranks))
-    return before
+class ThreadShare:
+    """The ranks of one machine share its cores: torch's threads are this rank's part of them until `give_back`."""
+
+    def __init__(self, local_ranks: int) -> None:
+        self._before = torch.get_num_threads()
+        self._own = max(1, self._before // local_ranks)
+        torch.set_num_threads(self._own)
+
+    def give_back(self) -> None:
+        """Idempotent."""
+        if torch.get_num_threads() == self._own:  # or else somebody has other plans by now
+            torch.set_num_threads(self._before)
 
 
 def place_device(resolution: Resolution, local_rank: int) -> Resolution:
@@ -134,8 +154,6 @@ def place_device(resolution: Resolution, local_rank: int) -> Resolution:
     Raises:
         EngineError: a machine with fewer GPUs than ranks.
     """
-    import dataclasses
-
     device = pick_device(resolution.args.device)
     if device.type != "cuda":
         return resolution

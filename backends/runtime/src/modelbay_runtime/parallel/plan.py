@@ -7,7 +7,6 @@ read it without building anything. Every build compares the two.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from torch import nn
 
@@ -81,9 +80,3 @@ def _held(target: Target) -> str:
     assert shard is not None
     padding = f" and {shard.pad} of padding" if shard.pad else ""
     return f"{shard.size}{padding} of {whole[shard.dim]} along dimension {shard.dim} of {list(whole)}"
-
-
-def plan_of(model: nn.Module) -> Mapping[str, str]:
-    """`layer_styles` by pattern, without what is whole on every rank."""
-    styles = {_NUMBER.sub("*", name): style for name, style in layer_styles(model).items()}
-    return {name: style for name, style in styles.items() if style != REPLICATED}

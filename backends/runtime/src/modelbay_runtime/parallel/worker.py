@@ -8,28 +8,33 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-import signal
+import shutil
 import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import cloudpickle
+import torch
 
 from modelbay.errors import ModelbayError
 from modelbay.resolve import Resolution, resolve_args
+from modelbay_runtime.build import pick_device
 from modelbay_runtime.engine.batch import Batch, idle_batch
 from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.parallel.channel import Listener
-from modelbay_runtime.parallel.launch import LOCALHOST, Bootstrap, joined_store
-from modelbay_runtime.parallel.member import Member, place_device, share_threads
+from modelbay_runtime.parallel.launch import LOCALHOST, LOST, Bootstrap, joined_store
+from modelbay_runtime.parallel.member import Member, ThreadShare, place_device
 from modelbay_runtime.parallel.mesh import Mesh
-
-_LOST = 3
 
 
 def serve(resolution: Resolution, mesh: Mesh, number: int, store: Any, host: str) -> None:
     """Load this rank's part and compute what rank 0 says, until it says that it is over."""
+    device = pick_device(resolution.args.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels are started on the current device, whatever their tensors' is
     member = Member(resolution, mesh, number, store, host)
     listener = Listener(member.world.control, _lost)
     rank, runner = member.load()
@@ -41,9 +46,9 @@ def serve(resolution: Resolution, mesh: Mesh, number: int, store: Any, host: str
             case ("clear",):
                 rank.cache.clear()
             case ("traffic",):
-                member.world.gather(member.world.traffic())
+                member.world.to_first(member.world.traffic())
             case ("apply", payload):
-                member.world.gather(applied(payload, rank))
+                member.world.to_first(applied(payload, rank))
 
 
 def _compute(member: Member, runner: Runner, batches: list[Batch | None], lane: int) -> None:
@@ -51,7 +56,7 @@ def _compute(member: Member, runner: Runner, batches: list[Batch | None], lane: 
     output = run_lane(runner, mesh, batch)
     if batch is not None and lane and member.number == mesh.leader(lane):
         assert output is not None, "a leader is on the last stage"
-        member.world.send_object(_portable(output, batch), 0)
+        member.world.send_object(_portable(output), 0)
 
 
 def run_lane(runner: Runner, mesh: Mesh, batch: Batch | None) -> BatchOutput | None:
@@ -63,33 +68,34 @@ def run_lane(runner: Runner, mesh: Mesh, batch: Batch | None) -> BatchOutput | N
     return runner.run(batch)
 
 
-def _portable(output: BatchOutput, batch: Batch) -> BatchOutput:
+def _portable(output: BatchOutput) -> BatchOutput:
+    """What rank 0 needs of another replica's output, on the CPU."""
     logits = None if output.logits is None else output.logits.cpu()
-    hidden = output.hidden.cpu() if batch.wants_hidden and output.hidden is not None else None
-    return BatchOutput(logits, hidden, output.prompt_logprobs, output.pooled)
+    return BatchOutput(logits, None, output.prompt_logprobs, output.pooled, output.drafts)
 
 
-def applied(payload: bytes, rank: Rank) -> tuple[bool, Any]:
-    """Whether a pickled function ran on this rank's module, and its result or what it raised."""
+def applied(payload: bytes, rank: Rank) -> bytes:
+    """Whether a pickled function ran on this rank's module, and its result or what it raised: a pickled pair."""
     try:
-        result = pickle.loads(payload)(rank.model)
-        pickle.dumps(result)  # what cannot be sent back is this call's failure, and not the next one's
-        return True, result
+        # By value, as the function came: its classes may exist in the user's program alone.
+        return bytes(cloudpickle.dumps((True, pickle.loads(payload)(rank.model))))
     except Exception as error:
-        return False, f"{type(error).__name__}: {error}"
+        return pickle.dumps((False, f"{type(error).__name__}: {error}"))
 
 
 def _lost(error: BaseException) -> None:
     """Rank 0 is gone: whatever this process is doing is for nobody."""
-    os._exit(_LOST)
+    print(f"modelbay: this rank ends, it does not hear rank 0 any more: {error}", file=sys.stderr, flush=True)
+    os._exit(LOST)
 
 
-def _end_with_parent() -> None:
-    """The pipe that stdin is closes when the process that started this one ends."""
+def _end_with_parent(folder: str) -> None:
+    """The pipe that stdin is closes when the process that started this one ends; its folder may be left then."""
 
     def watch() -> None:
         sys.stdin.buffer.read()
-        os._exit(_LOST)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(LOST)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -106,7 +112,7 @@ def take_place(bootstrap: Bootstrap, local_ranks: int, local_rank: int, host: st
         modules = [importlib.import_module(name) for name in bootstrap.module_plugins]
         args = args.replace(plugins=[*(args.plugins or ()), *modules])
     mesh = Mesh.of(args)
-    share_threads(local_ranks)
+    ThreadShare(local_ranks)
     resolution = place_device(resolve_args(args), local_rank)
     store = joined_store(bootstrap.host, bootstrap.port, mesh.size, args.distributed_timeout_seconds)
     serve(resolution, mesh, bootstrap.rank, store, host)
@@ -124,15 +130,20 @@ def words_of(bootstrap: Bootstrap, error: BaseException) -> str:
 def main(file: str) -> None:
     """Take the place that the file names; the words of whatever ends this rank are left where rank 0 looks for them."""
     bootstrap: Bootstrap = pickle.loads(Path(file).read_bytes())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C ends
-    _end_with_parent()
+    _end_with_parent(bootstrap.folder)
     try:
         take_place(bootstrap, Mesh.of(bootstrap.args).size, bootstrap.rank, LOCALHOST)
     except BaseException as error:
         _leave_word(bootstrap, error)
-        # Not a return: threads of c10d may wait for ranks that wait for this one.
-        os._exit(1)
-    os._exit(0)
+        _exit(1)
+    _exit(0)
+
+
+def _exit(code: int) -> NoReturn:
+    """Not a return: threads of c10d may wait for ranks that wait for this one."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _leave_word(bootstrap: Bootstrap, error: BaseException) -> None:

@@ -67,7 +67,8 @@ class World:
         self._pipe = self._host if meeting.backend == "gloo" else self._make("pipe", everyone, meeting.backend)
         tp = self._own("tp", mesh.tp_groups())
         ep = self._own("ep", mesh.ep_groups())
-        self.context = ParallelContext(mesh, self.place, tp, ep)
+        local_ranks = self.gather(meeting.host).count(meeting.host)
+        self.context = ParallelContext(mesh, self.place, tp, ep, local_ranks)
         self._beside: Pipe | None = None
 
     def _own(self, name: str, groups: Sequence[Sequence[int]]) -> Group:
@@ -103,6 +104,13 @@ class World:
         self._host.allgather([parts], [padded]).wait()
         return [pickle.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
+    def to_first(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, at rank 0; elsewhere nothing. All ranks call it at the same point."""
+        if self.rank:
+            self.send_object(value, 0)
+            return []
+        return [value, *(self.receive_object(rank) for rank in range(1, self.mesh.size))]
+
     def send_object(self, value: Any, rank: int) -> None:
         payload = _bytes(pickle.dumps(value))
         self._host.send([torch.tensor([payload.numel()])], rank, 1).wait()
@@ -122,7 +130,9 @@ class World:
     def neighbours(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Pipe | None:
         """The stages beside this one; None where there is one stage."""
         if self.mesh.pp > 1:
-            self._beside = Pipe(self, self._pipe, hidden_size, dtype, device)
+            # gloo sends from the CPU alone.
+            wire = torch.device("cpu") if self._meeting.backend == "gloo" else device
+            self._beside = Pipe(self, self._pipe, hidden_size, dtype, device, wire)
         return self._beside
 
     def _pipe_bytes(self) -> int:
@@ -136,6 +146,7 @@ class Pipe:
     Sending does not wait for the next stage to take them: it may still be at work on the round before.
 
     Attributes:
+        device: of the hidden states; ``wire``: where they are sent from and received.
         sent_bytes: what this rank gave to the stage after it.
     """
 
@@ -144,6 +155,7 @@ class Pipe:
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
+    wire: torch.device
     sent_bytes: int = 0
     _sending: deque[tuple[torch.Tensor, Any]] = field(default_factory=deque)
 
@@ -151,9 +163,9 @@ class Pipe:
         place = self.world.place
         if place.pp_rank == 0:
             return None
-        hidden = torch.empty(tokens, self.hidden_size, dtype=self.dtype, device=self.device)
+        hidden = torch.empty(tokens, self.hidden_size, dtype=self.dtype, device=self.wire)
         self.group.recv([hidden], self._rank(place.pp_rank - 1), 0).wait()
-        return hidden
+        return hidden.to(self.device)
 
     def send(self, hidden: torch.Tensor) -> None:
         """Raises:
@@ -166,7 +178,7 @@ class Pipe:
             )
         while self._sending and (self._sending[0][1].is_completed() or len(self._sending) > self.world.mesh.pp):
             self._sending.popleft()[1].wait()
-        hidden = hidden.contiguous()
+        hidden = hidden.to(self.wire).contiguous()
         self.sent_bytes += hidden.numel() * hidden.element_size()
         self._sending.append((hidden, self.group.send([hidden], self._rank(self.world.place.pp_rank + 1), 0)))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from modelbay.errors import EngineError
 from modelbay_runtime.pooling.classifier import row_read
 from modelbay_runtime.pooling.plan import PoolingPlan
 from modelbay_runtime.pooling.reduce import Chunk, Partial, divisor, merge, reduce_step
@@ -44,9 +43,6 @@ class Pooler:
         probabilities [C], or hidden states [T', H].
 
         A chunk whose ``first`` is 0 begins its sequence, whatever was taken of it before.
-
-        Raises:
-            EngineError: a result that is no number.
         """
         for chunk in chunks:
             if not chunk.first:
@@ -163,11 +159,7 @@ def _activated(logits: torch.Tensor, plan: PoolingPlan) -> torch.Tensor:
 
 def _rows(values: torch.Tensor, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:
     """One copy to the CPU for all of them."""
-    values = values.cpu()
-    if not torch.isfinite(values).all():
-        bad = next(chunk.key for chunk, row in zip(chunks, values, strict=True) if not torch.isfinite(row).all())
-        raise EngineError(f"request {bad}: the model gave values that are no numbers.")
-    return {chunk.key: row for chunk, row in zip(chunks, values.unbind(), strict=True)}
+    return {chunk.key: row for chunk, row in zip(chunks, values.cpu().unbind(), strict=True)}
 
 
 def _grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:

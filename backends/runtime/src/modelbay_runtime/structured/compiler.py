@@ -95,7 +95,15 @@ def _json_schema(text: str) -> dict[str, Any]:
     schema = json.loads(text)
     if schema is False:
         raise ValueError("false allows nothing")
-    schema = {} if schema is True else schema
+    return {"json_schema": read_strictly({} if schema is True else schema)}
+
+
+def read_strictly(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the library's options for it; so it may also stand behind ``%json`` in a grammar.
+
+    Raises:
+        ValueError: an object has more optional properties than the library can look at.
+    """
     objects = [node for node in _nodes(schema) if node.keys() & {"properties", "patternProperties"}]
     for node in objects:
         _check_optional(node)
@@ -106,7 +114,7 @@ def _json_schema(text: str) -> dict[str, Any]:
     else:
         # An object that has named properties and takes others too would take "\u0061" for another name than "a".
         options["json_allowed_escapes"] = 'nrbtf\\"'
-    return {"json_schema": {**schema, "x-guidance": options}}
+    return {**schema, "x-guidance": options}
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ export class Plot {
       this.#drawing.append(svg("path", { class: "grid", d: `M0 ${at}H${WIDTH}` }));
     }
     this.#drawing.append(this.#area, this.#line);
-    this.element = el("figure", { class: "plot" },
+    this.element = el("figure", { class: "plot", "aria-label": title },
       el("figcaption", {}, title), this.#value, el("div", { class: "drawing" }, this.#top, this.#drawing),
       el("p", { class: "axis", "aria-hidden": "true" }, this.#begin, el("span", {}, "now")));
     this.draw([], 0, 0);

@@ -74,8 +74,11 @@ class Row:
 _NO_TEXT = Refused("which generates no text")
 _NO_EXPERTS = Refused("enable_expert_parallel: the model has no experts")
 _NO_DRAFT = Refused("speculative_config")
+_ONE_STAGE = Refused("reads more than text, and is not run in stages", errors.BackendError)
 _LORA = Refused("LoRA adapters are not served")
-_OTHER_METHODS = Refused("quantization_config.quant_method is 'awq', which no installed plugin offers", errors.ConfigError)
+_OTHER_METHODS = Refused(
+    "quantization_config.quant_method is 'awq', which no installed plugin offers", errors.ConfigError
+)
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -118,7 +121,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "n > 1",
         "`SamplingParams(n=…)`",
-        "sequences of the single likeliest token equal Transformers' greedy one; drawn ones differ, and repeat with a seed",
+        "with `top_k=1` all equal Transformers' greedy one; drawn ones differ, and repeat with a seed",
         Works(), Works(), _NO_TEXT, Works(),
     ),
     Row(
@@ -137,7 +140,7 @@ ROWS: tuple[Row, ...] = (
         "pipeline parallel",
         "`pipeline_parallel_size`",
         "two processes with a part of the layers each: what Transformers gives",
-        Works(deep=True), Works(), Works(deep=True), Refused("reads more than text, and is not run in stages", errors.BackendError),
+        Works(deep=True), Works(), Works(deep=True), _ONE_STAGE,
     ),
     Row(
         "data parallel",
@@ -174,7 +177,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "structured output",
         "`SamplingParams(structured_outputs=…)`",
-        "the text is what an expression or a list allows; of those that a list allows, the one that Transformers finds likeliest step by step",
+        "the text is what an expression allows; of a list, the text that Transformers' logits lead to step by step",
         Works(), Works(), _NO_TEXT, Works(),
     ),
     Row("LoRA", "`enable_lora`, `lora_request` of vLLM", "", _LORA, _LORA, _LORA, _LORA),
