@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from compare import say, warn_if_busy
 from comparison import machine
@@ -77,11 +78,17 @@ class Case:
 
 
 CASES = [
-    *(Case("Qwen2-72B", Mesh(dp, pp, tp), 64) for dp, pp, tp in ((1, 1, 4), (1, 1, 8), (1, 2, 8), (8, 1, 8), (64, 2, 8))),
-    *(
-        Case("DeepSeek-V3", Mesh(dp, pp, tp, True), batch)
-        for dp, pp, tp, batch in ((1, 2, 16, 64), (32, 1, 1, 64), (64, 1, 1, 128), (128, 1, 1, 128), (256, 1, 1, 128), (256, 8, 1, 128))
-    ),
+    Case("Qwen2-72B", Mesh(1, 1, 4), 64),
+    Case("Qwen2-72B", Mesh(1, 1, 8), 64),
+    Case("Qwen2-72B", Mesh(1, 2, 8), 64),
+    Case("Qwen2-72B", Mesh(8, 1, 8), 64),
+    Case("Qwen2-72B", Mesh(64, 2, 8), 64),
+    Case("DeepSeek-V3", Mesh(1, 2, 16, True), 64),
+    Case("DeepSeek-V3", Mesh(32, 1, 1, True), 64),
+    Case("DeepSeek-V3", Mesh(64, 1, 1, True), 128),
+    Case("DeepSeek-V3", Mesh(128, 1, 1, True), 128),
+    Case("DeepSeek-V3", Mesh(256, 1, 1, True), 128),
+    Case("DeepSeek-V3", Mesh(256, 8, 1, True), 128),
 ]  # fmt: skip
 _MODELS = {"Qwen2-72B": QWEN2_72B, "DeepSeek-V3": DEEPSEEK_V3}
 
@@ -155,19 +162,16 @@ def measure() -> dict[str, Any]:
 
 def time_step(rank: Rank, rows: int, repeats: int = 7) -> float:
     """Seconds of the fastest step: ``rows`` sequences of one token where they are few, one prompt else."""
-    runner, groups = rank.runner(), rank.plan.layout.groups
-    import numpy as np
-
-    one = np.arange(rows, dtype=np.int64)
-    decode = rows < 100
-    count = rows if decode else 1
-    width = -(-rows // (groups[0].block_size or 1))
+    runner, [group] = rank.runner(), rank.plan.layout.groups
+    size = group.block_size or 1
+    count, length = (rows, 1) if rows < 100 else (1, rows)
+    width = -(-length // size)
     blocks = np.arange(1, 1 + count * width, dtype=np.int32).reshape(count, width)
-    first = np.zeros(count, np.int64)
-    size = groups[0].block_size or 1
-    slots = blocks[:, 0].astype(np.int64) * size if decode else blocks[0, one // size].astype(np.int64) * size + one % size
-    lengths = np.ones(count, np.int64) if decode else np.full(1, rows, np.int64)
-    batch = Batch((("x", 0),) * count, first, lengths, one % 1000, tuple(GroupTables(blocks, first, slots) for _ in groups))
+    place, numbers = np.zeros(count, np.int64), np.arange(rows, dtype=np.int64)
+    sequence, position = numbers // length, numbers % length
+    slots = blocks[sequence, position // size].astype(np.int64) * size + position % size
+    tables = (GroupTables(blocks, place, slots),)
+    batch = Batch((("x", 0),) * count, place, np.full(count, length, np.int64), numbers % 1000, tables)
     best = float("inf")
     for _ in range(repeats):
         started = time.perf_counter()
@@ -221,9 +225,7 @@ def project(case: Case, hardware: Hardware, layer: dict[str, Any]) -> dict[str, 
     }  # fmt: skip
 
 
-def _stage(
-    resolution: Resolution, case: Case, stage: int, hardware: Hardware, layer: dict[str, Any]
-) -> dict[str, Any]:
+def _stage(resolution: Resolution, case: Case, stage: int, hardware: Hardware, layer: dict[str, Any]) -> dict[str, Any]:
     mesh, config, batch = case.mesh, resolution.config, case.batch
     built = build_model(resolution, ParallelContext.apart(mesh, Place(pp_rank=stage)))
     targets = find_targets(built.module, tie=config.tie_word_embeddings)
@@ -283,20 +285,21 @@ def render(result: dict[str, Any]) -> str:
         "### The measured layer",
         "",
         f"One layer of Qwen2-72B, a rank of eight's share ({layer['parameters'] / 1e6:.1f}M parameters), bfloat16, on "
-        f"{result['machine']['cpu'] if 'cpu' in result['machine'] else 'this machine'}: "
+        f"{result['machine'].get('cpu', 'this machine')}: "
         + ", ".join(f"{text} for {rows} token{'s' if rows != '1' else ''}" for rows, text in milliseconds.items())
-        + f". The machine reads {layer['memory_rate'] / 1e9:.1f} GB/s and multiplies at {layer['matmul_rate'] / 1e9:,.0f} "
-        f"GFLOP/s at best: eight rows reach {layer['of_memory']:.0%} of the one, a prompt of 512 tokens "
-        f"{layer['of_matmul']:.0%} of the other.",
+        + f". The machine reads {layer['memory_rate'] / 1e9:.1f} GB/s and multiplies at "
+        f"{layer['matmul_rate'] / 1e9:,.0f} GFLOP/s at best: eight rows reach {layer['of_memory']:.0%} of the one, a prompt "
+        f"of 512 tokens {layer['of_matmul']:.0%} of the other.",
         "",
         "### The projection",
         "",
         f"{hardware['name']}: {hardware['memory_rate'] / 1e12:.2f} TB/s of memory, "
-        f"{hardware['matmul_rate'] / 1e12:.0f} TFLOP/s in bfloat16, {hardware['link_rate'] / 1e9:.0f} GB/s to the others "
-        f"of its machine, {hardware['network_rate'] / 1e9:.0f} GB/s of network. Each sequence has a context of "
+        f"{hardware['matmul_rate'] / 1e12:.0f} TFLOP/s in bfloat16, {hardware['link_rate'] / 1e9:.0f} GB/s to the "
+        f"others of its machine, {hardware['network_rate'] / 1e9:.0f} GB/s of network. Each sequence has a context of "
         f"{result['rows'][0]['context']:,} tokens.",
         "",
-        "| model | mesh | GPUs | sequences per replica and stage | weights per GPU, GB | work, ms | talk, ms | ms per token | tokens/s | tokens/s per GPU | fits |",
+        "| model | mesh | GPUs | sequences per replica and stage | weights per GPU, GB | work, ms | talk, ms "
+        "| ms per token | tokens/s | tokens/s per GPU | fits |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     lines += [

@@ -51,7 +51,7 @@ def render() -> str:
     for name, command in found.items():
         lines += ["", f"### `modelbay {name}`", "", _prose(command), ""]
         lines += ["```text", f"modelbay {name} {' '.join(_usage(command))}".strip(), "```", ""]
-        own = [parameter for parameter in command.params if parameter.name not in _ENGINE or _has_other_names(parameter)]
+        own = [each for each in command.params if each.name not in _ENGINE or _has_other_names(each)]
         lines += _table(own)
         if takes_engine_arguments(command):
             lines += ["", "And every [engine argument](#engine-arguments)."]

@@ -76,7 +76,7 @@ class EngineArgs:
         choices=("auto", "mp", "torchrun", "ray"),
     )
     distributed_backend: str = _arg(
-        "auto", "What ranks exchange tensors with; auto: NCCL between GPUs, else gloo.", choices=("auto", "gloo", "nccl")
+        "auto", "What ranks exchange tensors over; auto: NCCL for GPUs, else gloo.", choices=("auto", "gloo", "nccl")
     )
     distributed_timeout_seconds: float = _arg(300.0, "Longest that one rank waits for another, in seconds.")
     max_num_seqs: int = _arg(128, "Most sequences in one step.")
@@ -87,6 +87,11 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = _arg(None, "KV cache size in bytes, instead of a share.")
     block_size: int = _arg(16, "Tokens in one KV cache block.")
     enable_prefix_caching: bool = _arg(True, "Share cache blocks between requests that begin alike.")
+    speculative_config: Mapping[str, Any] | None = _arg(
+        None,
+        'Speculative decoding, as JSON: {"method": "mtp", "num_speculative_tokens": 1} drafts with the model\'s own '
+        "layer for it.",
+    )
     enable_chunked_prefill: bool = _arg(True, "Split long prompts over several steps.")
     limit_mm_per_prompt: Mapping[str, Any] | None = _arg(
         None, "Most images and pieces of audio in one prompt, as JSON (image, audio); 64 of each if not given."

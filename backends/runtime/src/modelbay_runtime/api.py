@@ -6,6 +6,9 @@ A native model is an ``nn.Module`` with
 * ``forward(input_ids | None, positions, step, inputs_embeds=None) -> hidden`` over flat tokens: [T] -> [T, H]
 * ``logits(hidden) -> [R, V]`` for the rows that the engine picked
 * ``kv_specs() -> {layer index: KVSpec}``
+* where `BuildContext.draft_tokens` asks for it and the model has a draft layer, ``can_draft = True`` and
+  ``draft(hidden, input_ids, positions, step) -> hidden``: from what the model made of each position and the token that
+  follows it, what predicts the one after that, [R, H] -> [R, H]; ``draft_logits(hidden) -> [R, V]``
 * ``max_positions: int`` (optional): how many tokens it has positions for, where that is fewer than the config says
 
 Legend: T tokens, H hidden size, V vocabulary, R rows.

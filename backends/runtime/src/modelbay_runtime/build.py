@@ -15,6 +15,7 @@ from modelbay_runtime.kernels.table import KernelTable
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.sizes import check_mesh
+from modelbay_runtime.speculation import check_drafts, draft_tokens
 from modelbay_runtime.quantised import counted, keep_quantised
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,10 +80,12 @@ def build_model(resolution: Resolution, parallel: ParallelContext | None = None)
     if dtype is None:
         raise UsageError(f"dtype {config.dtype!r} is not supported; supported: {', '.join(DTYPES)}.")
     table = KernelTable(resolution.plugins, device, dtype, args.kernels, args.attention_backend)
-    context = BuildContext(config, dtype, device, table, parallel, max_model_len=config.max_model_len)
+    drafts = draft_tokens(args)
+    context = BuildContext(config, dtype, device, table, parallel, config.max_model_len, draft_tokens=drafts)
     owned = resolution.plugins.require("modeling_backends", resolution.backend, "model_impl")
     module = load_target(owned.value.target)().build(resolution, context)
     keep_quantised(module, resolution, context)
+    check_drafts(module, resolution, context)
     built = BuiltModel(module, context, dict(module.kv_specs()))
     trace.decide("build", "parameters", f"{_count(module):,} ({built.parameter_bytes():,} bytes)", "module on meta")
     _check_backbones(built, resolution)

@@ -7,6 +7,7 @@ N heads, P head size without position, R rotary size, E value head size, C laten
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -166,5 +167,45 @@ class DeepseekV2ForCausalLM(CausalLM):
     layer_class = LatentLayer
 
 
+class DraftLayer(LatentLayer):
+    """A module for multi-token prediction (V3, section 2.2): from what the model made of position p and the embedding
+    of token p + 1 to what the head makes the prediction of token p + 2 of. Embedding and head are the model's own."""
+
+    def __init__(self, build: BuildContext, layer: int) -> None:
+        config = build.config
+        super().__init__(replace(build, config=replace(config, layer_types=(*config.layer_types, "mla"))), layer)
+        hidden, eps = config.hidden_size, config.get("rms_norm_eps", 1e-6)
+        self.enorm, self.hnorm = RMSNorm(build, hidden, eps), RMSNorm(build, hidden, eps)
+        self.eh_proj = Linear(build, 2 * hidden, hidden)
+        self.eh_proj.hold_blocks = None  # type: ignore[method-assign, assignment]  # left in 16 bits by checkpoints
+        self.shared_head = nn.ModuleDict({"norm": RMSNorm(build, hidden, eps)})
+
+    def draft(
+        self, hidden: torch.Tensor, embeds: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        """hidden, embeds: [T, H] -> [T, H]."""
+        both = torch.cat((self.enorm(embeds), self.hnorm(hidden)), -1)
+        return self(self.eh_proj(both), cos, sin, step)
+
+
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
-    """V2's blocks; what differs is how experts are chosen, and that is in the config."""
+    """V2's blocks; what differs is how experts are chosen, and that is in the config. And a layer to draft with, which
+    is the one behind the last."""
+
+    def __init__(self, config: ModelConfig, build: BuildContext) -> None:
+        super().__init__(config, build)
+        self.can_draft = bool(build.draft_tokens and config.get("num_nextn_predict_layers"))
+        if self.can_draft:
+            self.model.layers.append(DraftLayer(build, config.num_layers))
+
+    def draft(
+        self, hidden: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        """What the model made of positions, [R, H], and the tokens after them, [R] -> [R, H]."""
+        layer: Any = self.model.layers[-1]
+        return layer.draft(hidden, self.model.embed_tokens(input_ids), *self.model.rotary_emb(positions), step)
+
+    def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] -> [R, V]."""
+        layer: Any = self.model.layers[-1]
+        return self.logits(layer.shared_head["norm"](hidden))

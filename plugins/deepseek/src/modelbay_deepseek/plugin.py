@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from modelbay import hookimpl
 from modelbay.specs import ArchSpec, AttentionKindSpec, ConfigClassSpec, KernelSpec
-from modelbay.weights.transforms import Rename, Stack, Transform
+from modelbay.weights.transforms import Ignore, Rename, Stack, Transform
 
 _MLA = "modelbay_deepseek.attention:latent_attention"
 
 #: Experts stand one by one in a checkpoint, and in one tensor of each kind in the model.
 _TRANSFORMS: tuple[Transform, ...] = (
+    Ignore(r"\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight$", "the draft layer's copy of the model's own"),
     Rename(r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.correction"),
     *(
         Stack(rf"\.experts\.(?P<index>\d+)\.{part}\.weight{suffix}$", f".experts.{part}{suffix}")

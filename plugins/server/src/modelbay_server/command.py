@@ -10,6 +10,7 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay_server.settings import ServerSettings, model_sources, parse_bytes
+from modelbay_server.tool_forms import PARSERS
 
 _KEY_VARIABLE = "MODELBAY_API_KEY"
 
@@ -63,6 +64,13 @@ _KEY_VARIABLE = "MODELBAY_API_KEY"
     show_default=True,
     help="Seconds that running requests get after SIGTERM.",
 )
+@click.option(
+    "--tool-call-parser",
+    type=click.Choice(PARSERS),
+    default="auto",
+    show_default=True,
+    help="How the model writes calls of tools; auto: as its chat template says.",
+)
 @engine_options
 @click.pass_context
 def command(
@@ -81,6 +89,7 @@ def command(
     model_memory: str | None,
     log_requests: bool,
     shutdown_timeout: float,
+    tool_call_parser: str,
     **options: Any,
 ) -> None:
     """Serve MODEL over HTTP, as clients of OpenAI's API expect it. Engine arguments go for every model."""
@@ -96,6 +105,7 @@ def command(
         model_memory=None if model_memory is None else parse_bytes(model_memory),
         log_requests=log_requests,
         shutdown_timeout=shutdown_timeout,
+        tool_call_parser=tool_call_parser,
     )
     references = [*([] if model is None else [model]), *more_models]
     sources = model_sources(references, names, engine_kwargs_from(ctx, options))

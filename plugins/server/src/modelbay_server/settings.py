@@ -24,6 +24,7 @@ class ServerSettings:
         log_requests: one line for each request, without any text of it.
         shutdown_timeout: how long running requests may go on after SIGTERM.
         body_timeout: how long a client may pause while it sends a body.
+        tool_call_parser: one of `modelbay_server.tool_forms.PARSERS`.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +39,7 @@ class ServerSettings:
     log_requests: bool = False
     shutdown_timeout: float = 60.0
     body_timeout: float = 60.0
+    tool_call_parser: str = "auto"
 
     def __post_init__(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

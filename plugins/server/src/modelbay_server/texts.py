@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from modelbay.errors import UsageError
@@ -39,8 +40,9 @@ def read_chat(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
     continue_final_message: bool,
+    prefix: str = "",
 ) -> Prompt:
-    """A conversation through the model's own template.
+    """A conversation through the model's own template, and ``prefix`` as the beginning of the answer.
 
     Raises:
         UsageError: a variable that is not the template's, or tools that it would pass over in silence.
@@ -55,6 +57,9 @@ def read_chat(
     prompt: Prompt = model.llm.render(messages, tools=tools, untrusted=True, **given)
     if tools and prompt.text == model.llm.render(messages, untrusted=True, **given).text:
         raise UsageError("tools were given, and the model's chat template has no place for them.")
+    if prefix:
+        ids = model.tokenizer(prefix, add_special_tokens=False, verbose=False)["input_ids"]
+        prompt = replace(prompt, token_ids=[*prompt.token_ids, *ids], text=(prompt.text or "") + prefix)
     return prompt
 
 

@@ -307,6 +307,8 @@ class Engine:
                 item.sequence.drafts_next = item.sequence.speculates
             under_way(items, False)
             guesses += step.guesses
+            for guess in step.guesses:
+                guess.sequence.num_drafts += len(guess.tokens)
             pooled |= {name: step.pooled[name] for item in items if (name := item.sequence.request_id) in step.pooled}
             found = [
                 (row, sequence)
@@ -330,17 +332,15 @@ class Engine:
     def _take_guesses(self, guesses: list[Guess]) -> list[RequestOutput]:
         """Draw on where the token drawn is the one that was guessed."""
         outputs: list[RequestOutput] = []
-        for guess in guesses:
-            guess.sequence.num_drafts += len(guess.tokens)
         while guesses := [guess for guess in guesses if guess.tokens and guess.right]:
+            for guess in guesses:
+                guess.sequence.num_accepted += 1
             try:
-                # Row i of every guess: a sequence has one row in each draw.
                 drawn = self._take_tokens([g.sequence for g in guesses], [torch.stack([g.logits[0] for g in guesses])])
             except EngineError:
                 break  # outputs that were taken are not lost; the next step computes these tokens again, and says so
             outputs += drawn
             for guess in guesses:
-                guess.sequence.num_accepted += 1
                 if guess.sequence.status is Status.RUNNING:
                     self._advance(guess.sequence, 1)
             guesses = [guess.rest() for guess in guesses]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any
@@ -31,7 +32,7 @@ def require_ray() -> Any:
             hint='pip install "modelbay-runtime[ray]"',
         ) from error
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, logging_level="ERROR")
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     return ray
 
 
@@ -66,6 +67,8 @@ class RayActors:
         return found
 
     def end(self, *, at_once: bool = False) -> None:
+        if not self._ray.is_initialized():
+            return  # the cluster went, and the actors with it
         if not at_once:
             self._ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=_GRACE_S)
         for actor in self._actors:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import pickle
@@ -70,8 +71,7 @@ def run_lane(runner: Runner, mesh: Mesh, batch: Batch | None) -> BatchOutput | N
 
 def _portable(output: BatchOutput) -> BatchOutput:
     """What rank 0 needs of another replica's output, on the CPU."""
-    logits = None if output.logits is None else output.logits.cpu()
-    return BatchOutput(logits, None, output.prompt_logprobs, output.pooled, output.drafts)
+    return dataclasses.replace(output, logits=None if output.logits is None else output.logits.cpu(), hidden=None)
 
 
 def applied(payload: bytes, rank: Rank) -> bytes:

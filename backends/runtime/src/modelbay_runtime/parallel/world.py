@@ -85,10 +85,11 @@ class World:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # its options are not in torch's stubs
+        options = gloo._Options()
         options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._meeting.host)]
-        return dist.ProcessGroupGloo(store, rank, len(ranks), options)
+        options._devices = [gloo.create_device(hostname=self._meeting.host)]
+        return gloo(store, rank, len(ranks), options)
 
     # ---- objects between hosts -------------------------------------------------------------------------------------
 

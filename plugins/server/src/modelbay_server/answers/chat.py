@@ -7,19 +7,22 @@ from typing import Any
 
 from modelbay_server.answers.common import News, Sent, new_id, now, usage
 from modelbay_server.answers.logprobs import chat_logprobs, prompt_logprobs
-from modelbay_server.answers.tool_calls import CallsInStream, read_calls, template_writes_calls
+from modelbay_server.answers.tool_calls import ToolReader
 from modelbay_server.job import Job
 from modelbay_server.models import LoadedModel
 from modelbay_server.schemas.chat import ChatBody
-from modelbay_server.texts import template_text
 
 
 class ChatAnswer:
-    """One conversation's answer: n choices."""
+    """One conversation's answer: n choices.
 
-    def __init__(self, body: ChatBody, model: LoadedModel) -> None:
+    Args:
+        tools: how calls are found in it; None where none are looked for.
+    """
+
+    def __init__(self, body: ChatBody, model: LoadedModel, tools: ToolReader | None = None) -> None:
         self._body = body
-        self._calls = bool(body.offered_tools) and template_writes_calls(template_text(model))
+        self._tools = tools
         self._head = {
             "id": new_id("chatcmpl", body.request_id),
             "created": now(),
@@ -41,7 +44,9 @@ class ChatAnswer:
         return answer
 
     def _choice(self, sequence: Any) -> dict[str, Any]:
-        text, calls = read_calls(sequence.text) if self._calls else (sequence.text, [])
+        text, calls = sequence.text, []
+        if self._tools is not None:
+            text, calls = self._tools.read(self._tools.prefix + text, cut=sequence.finish_reason == "length")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
@@ -86,7 +91,7 @@ class _ChoiceStream:
         self._answer = answer
         self._index = index
         self._sent = Sent()
-        self._calls = CallsInStream() if answer._calls else None
+        self._calls = answer._tools.stream() if answer._tools is not None else None
 
     def pieces(self, output: Any, sequence: Any) -> Iterator[dict[str, Any]]:
         first = not self._sent.begun
@@ -116,7 +121,7 @@ class _ChoiceStream:
     def _end(self, news: News) -> Iterator[dict[str, Any]]:
         reason = news.finish_reason
         if self._calls is not None:
-            text, calls = self._calls.finish()
+            text, calls = self._calls.finish(cut=reason == "length")
             if text:
                 yield self._shape({"content": text})
             for number, call in enumerate(calls):

@@ -15,7 +15,9 @@ from modelbay_server.models import ServedModel
 from modelbay_server.schemas.chat import ChatBody, has_media, plain_messages
 from modelbay_server.state import ServerState, State
 from modelbay_server.streaming import EventStream, until_disconnect
-from modelbay_server.texts import prepare_grammar, read_chat
+from modelbay_server.texts import prepare_grammar, read_chat, template_text
+from modelbay_server.tool_forms import tool_form
+from modelbay_server.tool_requests import with_tools
 
 router = APIRouter(route_class=JsonRoute, tags=["generate"])
 
@@ -32,6 +34,7 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Re
     messages = plain_messages(body.messages)
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.model(served))
+        tools, params = with_tools(body, params, tool_form(state.settings.tool_call_parser, template_text(model)))
         length = sum(len(str(message.get("content"))) for message in messages)
         read = partial(
             read_chat,
@@ -41,13 +44,14 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Re
             variables=body.variables(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            prefix=tools.prefix if tools else "",
         )
         prompt = await state.with_text(length, read, media=has_media(messages))
         if params.structured_outputs is not None:
             await state.beside(partial(prepare_grammar, model, params))
         job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
         await job.admitted()
-        answer = ChatAnswer(body, model)
+        answer = ChatAnswer(body, model, tools)
         if body.stream:
             return EventStream(answer.pieces(job), stack.pop_all())
         return JSONResponse(answer.whole(await job.results()))

@@ -41,6 +41,21 @@ class Tool(BaseModel):
     function: Function
 
 
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The one tool that is to be called."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class JsonSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
@@ -67,8 +82,8 @@ class ChatBody(SamplingBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether there may be more than one call.")
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -79,6 +94,16 @@ class ChatBody(SamplingBody):
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the template gets."""
         return None if self.tool_choice == "none" else plain_tools(self.tools)
+
+    @property
+    def forced_functions(self) -> list[dict[str, Any]] | None:
+        """The functions of which one is to be called, if one is."""
+        if self.tool_choice != "required" and not isinstance(self.tool_choice, NamedTool):
+            return None
+        functions = [tool["function"] for tool in plain_tools(self.tools) or ()]
+        if isinstance(self.tool_choice, NamedTool):
+            functions = [each for each in functions if each["name"] == self.tool_choice.function.name]
+        return functions
 
     def variables(self) -> dict[str, Any]:
         """What the client says to the template."""
@@ -111,11 +136,20 @@ class ChatBody(SamplingBody):
             raise UsageError("max_tokens and max_completion_tokens are two names of one number, and they differ.")
         if self.top_logprobs and not self.logprobs:
             raise UsageError("top_logprobs needs logprobs to be true.")
-        if isinstance(self.tool_choice, dict) or self.tool_choice == "required":
-            raise UsageError("tool_choice must be none or auto: a call cannot be forced.")
+        self._check_tools()
         both = self.add_generation_prompt and self.continue_final_message
         if both and "add_generation_prompt" in self.model_fields_set:
             raise UsageError("add_generation_prompt and continue_final_message exclude each other.")
+
+    def _check_tools(self) -> None:
+        forced = self.forced_functions
+        if forced is None:
+            return
+        if not forced:
+            known = ", ".join(repr(tool.function.name) for tool in self.tools or ()) or "none"
+            raise UsageError(f"tool_choice asks for a tool that tools does not have; it has {known}.")
+        if self.structured_outputs is not None or (self.response_format and self.response_format.type != "text"):
+            raise UsageError("a tool_choice that forces a call says what the output is; no other format may be given.")
 
     def _structured(self) -> dict[str, Any]:
         assert self.response_format is not None

@@ -33,6 +33,26 @@ def deepseek(folder: Path, **values: Any) -> Path:
     return tiny_checkpoint(folder, "deepseek_v3", **{**sizes, **values})
 
 
+def deepseek_with_draft_layer(folder: Path) -> tuple[Path, Path]:
+    """A DeepSeek-V3 of two layers and a module for multi-token prediction, and another without the latter."""
+    from safetensors.torch import load_file, save_file
+
+    plain, served = deepseek(folder.with_name(f"{folder.name}-plain"), num_hidden_layers=2), folder
+    three = load_file(deepseek(folder.with_name(f"{folder.name}-three"), num_hidden_layers=3) / "model.safetensors")
+    shutil.copytree(plain, served)
+    tensors = load_file(plain / "model.safetensors")
+    prefix, hidden = "model.layers.2.", tensors["model.norm.weight"].numel()
+    tensors |= {name: tensor for name, tensor in three.items() if name.startswith(prefix)}
+    draw = torch.Generator().manual_seed(4)
+    tensors[f"{prefix}eh_proj.weight"] = torch.randn(hidden, 2 * hidden, generator=draw) * 0.3
+    tensors |= {f"{prefix}{name}.weight": torch.ones(hidden) for name in ("enorm", "hnorm", "shared_head.norm")}
+    tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, served / "model.safetensors", metadata={"format": "pt"})
+    edit_config(served, num_nextn_predict_layers=1)
+    return served, plain
+
+
 def bert(folder: Path) -> Path:
     from transformers import BertConfig, BertModel
 

@@ -192,6 +192,12 @@ def _goes_on(text: str) -> bool:
     return any(choice.startswith(text) for choice in _CHOICES)
 
 
+def speculation(model: Generator, works: bool) -> None:
+    with model.open(speculative_config={"method": "mtp", "num_speculative_tokens": 1}) as llm:
+        outputs = model.assert_same(llm)
+    assert all(output.metrics.num_draft_tokens > 0 for output in outputs)
+
+
 #: Feature -> its test.
 CHECKS: Mapping[str, Check] = {
     "chunked prefill": chunked_prefill,
@@ -209,4 +215,5 @@ CHECKS: Mapping[str, Check] = {
     "quantization: fp8": fp8,
     "quantization: GGUF": gguf,
     "structured output": structured_output,
+    "speculation": speculation,
 }

@@ -15,7 +15,16 @@ import torch
 
 from modelbay import LLM, SamplingParams
 from modelbay_testing.assets import or_skip, smollm2_dir, smollm2_gguf
-from modelbay_testing.features.checkpoints import bert, deepseek, fp8_and_plain, llama, llava, llava_moe, qwen3_moe
+from modelbay_testing.features.checkpoints import (
+    bert,
+    deepseek,
+    deepseek_with_draft_layer,
+    fp8_and_plain,
+    llama,
+    llava,
+    llava_moe,
+    qwen3_moe,
+)
 from modelbay_testing.media_processors import FIRST
 
 TOLERANCE = 1e-4
@@ -223,12 +232,18 @@ def _gguf(**options: Any) -> Model:
     return Text(file, plain=plain, texts=texts, kv_cache_memory_bytes=1 << 26, **options)
 
 
-_TRANSFORMERS = {"model_impl": "transformers"}
+def _with_draft_layer(folder: Path) -> Model:
+    served, plain = deepseek_with_draft_layer(folder)
+    return Text(served, plain=plain, model_impl="native")
+
+
+_TRANSFORMERS: Mapping[str, Any] = {"model_impl": "transformers"}
 
 #: (column, what it shows) -> how it is made in a folder.
 VARIANTS: Mapping[tuple[str, str], Callable[[Path], Model]] = {
     ("native", ""): lambda folder: Text(llama(folder), model_impl="native"),
     ("native", "deepseek"): lambda folder: Text(deepseek(folder), model_impl="native"),
+    ("native", "deepseek with a draft layer"): _with_draft_layer,
     ("native", "fp8"): _fp8(llama, Text, model_impl="native"),
     ("native", "gguf"): lambda folder: _gguf(model_impl="native"),
     ("transformers", ""): lambda folder: Text(qwen3_moe(folder), **_TRANSFORMERS),

@@ -73,7 +73,7 @@ class Row:
 
 _NO_TEXT = Refused("which generates no text")
 _NO_EXPERTS = Refused("enable_expert_parallel: the model has no experts")
-_NO_DRAFT = Refused("speculative_config")
+_NO_DRAFT = Refused("has no layer to draft with")
 _ONE_STAGE = Refused("reads more than text, and is not run in stages", errors.BackendError)
 _LORA = Refused("LoRA adapters are not served")
 _OTHER_METHODS = Refused(
@@ -184,8 +184,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "speculation",
         "`speculative_config`",
-        "the prediction layer of the model proposes: the tokens that the model gives without it",
-        Works(of="deepseek with prediction", note="DeepSeek's multi-token prediction; refused by name for others"),
+        "a layer of the model guesses a token, which is computed along: the tokens that Transformers generates",
+        Works(of="deepseek with a draft layer", note="DeepSeek's multi-token prediction; refused by name for others"),
         _NO_DRAFT, _NO_DRAFT, _NO_DRAFT,
     ),
 )  # fmt: skip
