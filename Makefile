@@ -7,6 +7,7 @@
 #   make bench       measurements against other engines, into benchmarks/results/
 #   make matrix      try every architecture of Transformers, and rewrite docs/supported_models.md
 #   make matrix-ranks  what matches in one process, on two ranks and in two stages
+#   make features    rewrite docs/features.md, what works on which kind of model, from the table that the tests run
 #   make reference   rewrite the generated part of docs/reference/
 #   make clean       remove everything that these commands made
 
@@ -29,7 +30,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test test-deep docs bench matrix matrix-ranks reference clean
+.PHONY: help install demo lint test test-deep docs bench matrix matrix-ranks features reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -77,6 +78,9 @@ matrix: $(INSTALLED)
 
 matrix-ranks: $(INSTALLED)
 	$(BIN)/python -m modelbay_testing.matrix --ranks --workers $(JOBS)
+
+features: $(INSTALLED)
+	$(BIN)/python -m modelbay_testing.features
 
 reference: $(INSTALLED)
 	$(BIN)/python docs/gen_cli.py

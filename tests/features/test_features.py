@@ -50,6 +50,15 @@ def test_it_is_refused_by_name(row: Row, column: str, cell: Refused, models: Mod
         REQUESTS[row.feature](models.get(column), tmp_path)
 
 
+@pytest.mark.parametrize("column", ["native", "media"])
+@pytest.mark.parametrize("feature", ["expert parallel", "speculation"])
+def test_where_another_model_shows_it_the_columns_own_refuses(
+    feature: str, column: str, models: Models, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"the model has no experts|has no layer to draft with"):
+        REQUESTS[feature](models.get(column), tmp_path)
+
+
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs", "stop", "n", "structured_outputs"])
 def test_what_generation_alone_has_is_no_parameter_of_pooling(name: str) -> None:
     with pytest.raises(UsageError, match=f"PoolingParams has no parameter '{name}'"):

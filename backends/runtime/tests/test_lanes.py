@@ -6,8 +6,7 @@ The replicas are two models of this process, so that what the engine does is tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,9 +53,13 @@ class TwoReplicas(InlineExecutor):
 
 
 @pytest.fixture
-def replicas(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
-    monkeypatch.setattr(engine_module, "open_executor", TwoReplicas)
-    yield lambda **options: LLM(str(checkpoint("llama")), max_model_len=128, **options)
+def replicas(open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
+    def open_two(**options: Any) -> LLM:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_module, "open_executor", TwoReplicas)
+            return open_llm("llama", max_model_len=128, **options)
+
+    return open_two
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -81,7 +84,7 @@ def test_d2_two_replicas_say_what_one_says(replicas: Callable[..., LLM], open_ll
             assert mine.keys() == theirs.keys()
             assert all(abs(mine[token].logprob - theirs[token].logprob) < 1e-4 for token in mine)
     states = zip(both.encode(prompts(5), use_tqdm=False), alone.encode(prompts(5), use_tqdm=False), strict=True)
-    assert all(torch.allclose(mine.data, theirs.data, atol=1e-5) for mine, theirs in states)
+    assert all(torch.allclose(mine.hidden_states, theirs.hidden_states, atol=1e-5) for mine, theirs in states)
 
 
 def test_the_pooler_of_an_idle_replica_forgets_what_was_given_up(replicas: Callable[..., LLM]) -> None:
@@ -124,19 +127,19 @@ def test_values_that_are_no_numbers_cost_nobody_elses_output(replicas: Callable[
 
 def test_pooled_values_that_are_no_numbers_end_a_step_and_not_the_engine(replicas: Callable[..., LLM]) -> None:
     llm = replicas()
-    expected = [output.data for output in llm.encode(prompts(3), use_tqdm=False)]
+    expected = [output.hidden_states for output in llm.encode(prompts(3), use_tqdm=False)]
     llm.apply_model(poisoned)
     for _ in range(2):
         with pytest.raises(EngineError, match=r"request '\d+': the model gave values that are no numbers") as caught:
             llm.encode([*prompts(3), [4, _BAD, 9]], use_tqdm=False)
         assert len(caught.value.request_ids) == 1
-        found = [output.data for output in llm.encode(prompts(3), use_tqdm=False)]
+        found = [output.hidden_states for output in llm.encode(prompts(3), use_tqdm=False)]
         assert all(torch.allclose(mine, theirs, atol=1e-5) for mine, theirs in zip(found, expected, strict=True))
     assert all(lane.kv.pool.num_free == lane.kv.pool.num_usable for lane in llm.engine.lanes)
 
 
 def test_an_engine_that_cannot_be_set_up_ends_its_processes(
-    replicas: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+    open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[TwoReplicas] = []
 
@@ -150,5 +153,5 @@ def test_an_engine_that_cannot_be_set_up_ends_its_processes(
     monkeypatch.setattr(engine_module, "open_executor", open_executor)
     monkeypatch.setattr(engine_module, "Sampler", refuse)
     with pytest.raises(ValueError, match="no sampler"):
-        replicas()
+        open_llm("llama")
     assert [executor.closed for executor in made] == [True]

@@ -1,10 +1,11 @@
-"""What rank 0 does when things go wrong between ranks, with the others played by objects of this process (BEHAVIOUR D3).
+"""What rank 0 does when things go wrong between ranks (BEHAVIOUR D3), with the others played by objects of this process.
 
 That processes end, and how long it takes them, is tested with processes, elsewhere.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from collections import deque
@@ -177,7 +178,7 @@ class _Process:
     pid = 99
 
     def __init__(self, log: list[str]) -> None:
-        self.log, self.stdin = log, open(os.devnull)
+        self.log, self.stdin = log, io.BytesIO()
 
     def wait(self, seconds: float | None = None) -> None:
         if seconds is not None:

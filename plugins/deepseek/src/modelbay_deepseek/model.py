@@ -198,9 +198,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
         if self.can_draft:
             self.model.layers.append(DraftLayer(build, config.num_layers))
 
-    def draft(
-        self, hidden: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, step: Step
-    ) -> torch.Tensor:
+    def draft(self, hidden: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
         """What the model made of positions, [R, H], and the tokens after them, [R] -> [R, H]."""
         layer: Any = self.model.layers[-1]
         return layer.draft(hidden, self.model.embed_tokens(input_ids), *self.model.rotary_emb(positions), step)

@@ -259,9 +259,8 @@ def _skip_space(text: str, at: int) -> int:
 
 def _call_rules(functions: Sequence[Mapping[str, Any]], key: str) -> str:
     """The rule ``call``: an object with the name of one of the functions and, under ``key``, arguments that fit it."""
-    return "\n".join(
-        [f"call: {' | '.join(f'call{number}' for number in range(len(functions)))}", *_each(functions, key)]
-    )
+    one = " | ".join(f"call{number}" for number in range(len(functions)))
+    return "\n".join([f"call: {one}", *_each(functions, key)])
 
 
 def _each(functions: Sequence[Mapping[str, Any]], key: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a request's tools mean for its answer: how calls are read, and what is asked of the model where one is forced."""
+"""What a request's tools mean for its answer: how calls are found, and what is asked of the model to force one."""
 
 from __future__ import annotations
 

@@ -62,9 +62,7 @@ class Rank:
     def runner(self, neighbours: Neighbours | None = None) -> Runner:
         vocab_size, media_cache = self.resolution.config.vocab_size, self.resolution.args.media_cache_bytes
         draft_tokens, max_seqs = self.built.context.draft_tokens, self.resolution.args.max_num_seqs
-        return Runner(
-            self.built, self.cache, vocab_size, neighbours, self.pooler, media_cache, draft_tokens, max_seqs
-        )
+        return Runner(self.built, self.cache, vocab_size, neighbours, self.pooler, media_cache, draft_tokens, max_seqs)
 
     def _agree(self, gather: Gather) -> CachePlan:
         args, config, built = self.resolution.args, self.resolution.config, self.built

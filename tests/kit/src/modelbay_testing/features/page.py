@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from modelbay.unserved import ENGINE_ARGUMENTS, SAMPLING_PARAMETERS
 from modelbay_testing.features.table import COLUMNS, ROWS, Cell, NoEffect, Refused, Row, Works
 
 PAGE = Path("docs/features.md")
@@ -28,13 +29,37 @@ Which architecture can be divided over processes is listed under [Supported mode
 
 """
 
+_UNSERVED = """
+## Arguments of vLLM that mean nothing here
+
+They are refused with the reason, as any argument that is not known: an argument that was dropped in silence would be one
+that somebody relies on.
+
+"""
+
 
 def render() -> str:
     """The whole page."""
     lines = [_line(["Feature", *COLUMNS.values()]), _line(["---"] * (1 + len(COLUMNS)))]
     lines += [_line([row.feature, *(_word(row.cell(column)) for column in COLUMNS)]) for row in ROWS]
     sections = "".join(_section(row) for row in ROWS)
-    return _HEAD + "\n".join(lines) + "\n\n## What each test shows\n" + sections
+    return _HEAD + "\n".join(lines) + "\n\n## What each test shows\n" + sections + _unserved()
+
+
+def _unserved() -> str:
+    """What code written for vLLM may pass, and is told."""
+    lines = [_line(["Argument", "Why not", "Instead"]), _line(["---"] * 3)]
+    for table, owner in ((ENGINE_ARGUMENTS, ""), (SAMPLING_PARAMETERS, "`SamplingParams`: ")):
+        alike: dict[tuple[str, str | None], list[str]] = {}
+        for name, told in table.items():
+            alike.setdefault(told, []).append(f"`{name}`")
+        for (reason, hint), names in alike.items():
+            lines.append(_line([owner + ", ".join(names), _sentence(reason), _sentence(hint or "")]))
+    return _UNSERVED + "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] if text[:2].islower() and "=" not in text.split(" ")[0] else text
 
 
 def _line(cells: Sequence[str]) -> str:
