@@ -6,6 +6,7 @@ rank is tested beside the layers, with threads for ranks.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from modelbay import LLM, SamplingParams
 from modelbay.errors import EngineError, UsageError
@@ -289,6 +291,99 @@ def test_d3_workers_end_with_their_parent(llama: Path, tmp_path: Path) -> None:
         process.wait()
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
+
+
+def local_class_of(module: Any) -> Any:
+    """A result whose class exists in this program alone."""
+
+    class Found:
+        name = type(module).__name__
+
+    return Found()
+
+
+def poison(module: Any) -> None:
+    """Only requests with this token see NaN."""
+    with torch.inference_mode():
+        module.model.embed_tokens.weight[77].fill_(math.nan)
+
+
+def listening(process: psutil.Process) -> set[str]:
+    return {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+def test_a_replica_is_asked_for_everything_and_survives_bad_requests(llama: Path) -> None:
+    """Hidden states, results of any class, values that are no numbers; and a model that nobody closes."""
+    texts = prompts()[:4]
+    with opened(llama) as alone:
+        expected = [output.hidden_states for output in alone.encode(texts, use_tqdm=False)]
+    threads = torch.get_num_threads()
+    with nothing_left_behind(60):
+        llm = LLM(str(llama), **_OPTIONS, data_parallel_size=2)
+        for process in (psutil.Process(), *children()):
+            assert listening(process) <= {"127.0.0.1"}  # whoever is not on this machine cannot reach it
+        assert [found.name for found in llm.apply_model(local_class_of)] == ["LlamaForCausalLM"] * 2
+        llm.apply_model(poison)
+        bad = [{"prompt_token_ids": [77, 5]}] * 2  # one for each replica
+        with pytest.raises(EngineError, match="not usable for request"):
+            llm.generate(bad, _PARAMS, use_tqdm=False)
+        with pytest.raises(EngineError, match="no numbers"):
+            llm.encode([*texts, *bad], use_tqdm=False)
+        found = [output.hidden_states for output in llm.encode(texts, use_tqdm=False)]
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=_LIMIT)
+        del llm
+        gc.collect()
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.deep
+def test_ranks_that_share_the_last_stage_are_asked_between_rounds(llama: Path) -> None:
+    """With a round under way: they are in the middle of it until rank 0 takes part."""
+    with opened(llama) as alone:
+        expected = [list(output.outputs[0].token_ids) for output in alone.generate(prompts()[:2], _PARAMS)]
+    with nothing_left_behind(60):
+        llm = LLM(str(llama), **_OPTIONS, tensor_parallel_size=2, pipeline_parallel_size=2)
+        streams = [llm.stream(prompt, _PARAMS) for prompt in prompts()[:2]]
+        for stream in streams:
+            next(stream)
+        assert llm.engine._rounds
+        assert len(llm.apply_model(lambda module: type(module).__name__)) == 4
+        assert [list(list(stream)[-1].outputs[0].token_ids) for stream in streams] == expected
+        streams = [llm.stream(prompt, _PARAMS) for prompt in prompts()[:2]]
+        for stream in streams:
+            next(stream)
+        closing = time.monotonic()
+        llm.close()
+        assert time.monotonic() - closing < 8  # nobody had to be killed
+
+
+def test_ctrl_c_while_ranks_start_leaves_nothing(llama: Path, tmp_path: Path) -> None:
+    """Sent to every process of the terminal's group, as a terminal does; the ranks say nothing about it."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import modelbay_runtime.llm\nfrom modelbay import LLM\nprint('ready', flush=True)\n"
+        f"LLM({str(llama)!r}, **{_OPTIONS!r}, data_parallel_size=2)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        until = time.monotonic() + 30
+        while not (workers := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert workers
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert said.count("Traceback") == 1, said
+    assert said.rstrip().endswith("KeyboardInterrupt")
 
 
 @pytest.mark.deep

@@ -69,6 +69,31 @@ def test_d3_torchrun_runs_the_same_program(llama: Path, tmp_path: Path, rendezvo
     assert done.stdout.splitlines() == [f"tokens {expected}", "only rank 0 comes here"]
 
 
+_UNCLOSED = """
+from modelbay import LLM, SamplingParams
+from modelbay.errors import UsageError
+
+options = dict(dtype="float32", max_model_len=64, kv_cache_memory_bytes=4 << 20, tensor_parallel_size=2)
+llm = LLM({path!r}, **options)
+[output] = llm.generate({prompt!r}, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+try:
+    LLM({path!r}, **options)
+except UsageError as error:
+    print(error, flush=True)
+"""
+
+
+def test_torchrun_ends_well_without_close_and_serves_one_model(llama: Path, tmp_path: Path) -> None:
+    """A script that simply ends has done nothing wrong; a second model would wait for ranks that have one."""
+    file = tmp_path / "run.py"
+    file.write_text(_UNCLOSED.format(path=str(llama), prompt=_PROMPT))
+    command = torchrun("--nproc-per-node", "2", "--standalone", str(file))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [said] = done.stdout.splitlines()
+    assert said.startswith("the processes that torchrun started serve one model")
+
+
 def test_d1_torchrun_with_another_number_of_processes(llama: Path, tmp_path: Path) -> None:
     command = torchrun("--nproc-per-node", "3", "--standalone", str(program(tmp_path, llama, counts=[8])))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -78,7 +78,9 @@ class EngineArgs:
     distributed_backend: str = _arg(
         "auto", "What ranks exchange tensors over; auto: NCCL for GPUs, else gloo.", choices=("auto", "gloo", "nccl")
     )
-    distributed_timeout_seconds: float = _arg(300.0, "Longest that one rank waits for another, in seconds.")
+    distributed_timeout_seconds: float = _arg(
+        300.0, "Longest that one rank waits for another, in seconds; longer than any step takes."
+    )
     max_num_seqs: int = _arg(128, "Most sequences in one step.")
     max_num_batched_tokens: int = _arg(2048, "Most tokens in one step.")
     gpu_memory_utilization: float = _arg(

@@ -112,3 +112,22 @@ class EngineError(ModelbayError):
     def __init__(self, message: str, *, hint: str | None = None, request_ids: Sequence[str] = ()) -> None:
         super().__init__(message, hint=hint)
         self.request_ids = tuple(request_ids)
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception of other people's code says, on one line and without a final full stop; its type's name where
+    it says nothing."""
+    return _said(error) or type(error).__name__
+
+
+def one_line_with_type(error: BaseException) -> str:
+    """The same after the name of its type: ``KeyError: 'weight'``."""
+    text = _said(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split()).rstrip(".")
+    except Exception:  # its own __str__ fails
+        return ""

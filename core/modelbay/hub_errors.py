@@ -18,6 +18,7 @@ from modelbay.errors import (
     OfflineError,
     RevisionNotFoundError,
     SourceError,
+    one_line_with_type,
 )
 
 
@@ -151,4 +152,4 @@ def _disk(error: OSError, asked: Asked) -> SourceError:
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return one_line_with_type(error)

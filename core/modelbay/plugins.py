@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from modelbay.errors import PluginError, UsageError
+from modelbay.errors import PluginError, UsageError, one_line, one_line_with_type
 from modelbay.registration import Registration, read_plugin
 from modelbay.registry import IN_PROCESS, TABLES, Owned, PluginRecord, Plugins, Preference, canonical
 from modelbay.settings import Settings, load_settings
@@ -221,8 +221,7 @@ def _preferences(settings: Settings, prefer: Mapping[str, str] | None) -> dict[s
 
 def _described(error: BaseException) -> str:
     """Type and message in one line; our own errors speak for themselves."""
-    text = " ".join(str(error).split()).rstrip(".")
-    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
+    return one_line(error) if isinstance(error, PluginError) else one_line_with_type(error)
 
 
 def _subject(found: _Found) -> str:

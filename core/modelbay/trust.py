@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from modelbay import trust_lock
-from modelbay.errors import ModelbayError, RemoteCodeError, TrustError
+from modelbay.errors import ModelbayError, RemoteCodeError, TrustError, one_line_with_type
 from modelbay.remote_code.closure import Closure, file_of, find_closure
 from modelbay.remote_code.references import Reference, all_code, code_files, modules_beside
 from modelbay.remote_code.store import package_name, store
@@ -123,7 +123,7 @@ def contained(what: str) -> Iterator[None]:
     except BaseException as error:
         if is_interrupt(error):
             raise
-        raise RemoteCodeError(f"{what} raised {_said(error)}.") from error
+        raise RemoteCodeError(f"{what} raised {one_line_with_type(error)}.") from error
 
 
 def _import(closure: Closure, parsed: Reference, repository: str) -> Any:
@@ -149,12 +149,4 @@ def _reason(error: BaseException, package: str) -> str:
             )
         name = error.name.partition(".")[0]
         return f"it needs the Python package {name}. Install it: pip install {name}"
-    return _said(error)
-
-
-def _said(error: BaseException) -> str:
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # its own __str__ fails
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return one_line_with_type(error)

@@ -13,12 +13,12 @@ _LORA = (
 _ADAPTERS = ("prompt adapters are not served by this version.", None)
 _SPECULATION = (
     "a draft is not named by an argument of its own.",
-    "What can be speculated with is said by speculative_config, where the model has it.",
+    "Use speculative_config={'method': 'mtp'}, where the model has a layer for it.",
 )
-_GRAPHS = ("there is no choice between ways to compile or to capture.", "enforce_eager=True switches both off.")
-_LOGS = ("the engine writes no statistics.", "`modelbay serve` has them under /metrics, an output under `metrics`.")
+_GRAPHS = ("there is no choice between ways to compile or to capture.", "Use enforce_eager=True to have neither.")
+_LOGS = ("the engine writes no statistics.", "See /metrics of `modelbay serve`, and the metrics of each output.")
 _PREEMPTED = ("a request that is preempted is computed again; nothing is swapped out.", "Leave it out.")
-_ROPE = ("it is a fact of the config.", "hf_overrides={'rope_parameters': {…}} replaces it.")
+_ROPE = ("it is a fact of the config.", "Use hf_overrides={'rope_parameters': {…}}.")
 _PRIORITY = ("requests are served in the order of their arrival.", "Leave it out.")
 _GRAMMAR = ("structured outputs have one implementation, llguidance.", "Leave it out.")
 _ALWAYS = ("it is not a choice here.", "Leave it out.")
@@ -46,38 +46,41 @@ ENGINE_ARGUMENTS: Mapping[str, tuple[str, str | None]] = {
     **dict.fromkeys(("kv_cache_dtype", "calculate_kv_scales", "quantization_param_path"), _CACHE_DTYPE),
     "cpu_offload_gb": ("weights are not moved between devices while a model runs.", "Leave it out."),
     "disable_sliding_window": ("a window is a fact of the model.", "Leave it out."),
-    "decode_context_parallel_size": ("a sequence is not divided over ranks.", "tensor_parallel_size divides heads."),
+    "decode_context_parallel_size": ("a sequence is not divided over ranks.", "Use tensor_parallel_size."),
     "enable_eplb": ("experts stay on the ranks that they were placed on.", "Leave it out."),
     "enable_sleep_mode": ("a model cannot sleep.", "Close it, and load it again."),
     "kv_transfer_config": ("the KV cache is not moved between engines.", None),
-    "logits_processors": ("code does not take part in sampling.", "logit_bias and bad_words of SamplingParams may do."),
+    "logits_processors": ("code does not take part in sampling.", "Use logit_bias or bad_words of SamplingParams."),
     "mm_processor_kwargs": ("the model's processor is used as its files configure it.", "Change its config file."),
     "worker_cls": ("ranks have one kind of worker.", "Leave it out."),
     # What has another name here.
-    "task": ("the task has two parts here.", "runner='pooling' with convert='embed' or 'classify'."),
+    "task": ("the task has two parts here.", "Use runner='pooling', with convert='embed' or 'classify'."),
     "download_dir": ("downloads go to the cache of Hugging Face.", "Set HF_HOME."),
     "hf_token": ("the token is never an argument.", "Set HF_TOKEN."),
-    "override_pooler_config": ("it has another name.", "pooler_config."),
-    "override_generation_config": ("requests say how they are sampled.", "SamplingParams, or generation_config."),
-    "mm_processor_cache_gb": ("it has another name.", "media_cache_bytes, in bytes."),
-    "num_gpu_blocks_override": ("the cache is sized in bytes.", "kv_cache_memory_bytes."),
-    "worker_use_ray": ("it has another name.", "distributed_executor_backend='ray'."),
-    "served_model_name": ("an engine has no name.", "`modelbay serve --served-model-name`."),
+    "override_pooler_config": ("it has another name.", "Use pooler_config."),
+    "override_generation_config": ("requests say how they are sampled.", "Use SamplingParams, or generation_config."),
+    "mm_processor_cache_gb": ("it has another name.", "Use media_cache_bytes, in bytes."),
+    "num_gpu_blocks_override": ("the cache is sized in bytes.", "Use kv_cache_memory_bytes."),
+    "worker_use_ray": ("it has another name.", "Use distributed_executor_backend='ray'."),
+    "served_model_name": ("an engine has no name.", "Use --served-model-name of `modelbay serve`."),
 }  # fmt: skip
 
 #: The same of `SamplingParams`.
 SAMPLING_PARAMETERS: Mapping[str, tuple[str, str | None]] = {
     **dict.fromkeys(("lora_request", "lora_name"), _LORA),
     "prompt_adapter_request": _ADAPTERS,
-    "guided_decoding": ("it has another name.", "structured_outputs."),
-    "response_format": ("it is a parameter of the server's requests.", "structured_outputs={'json': schema}."),
-    "best_of": ("as many sequences as are returned are made.", "n, and choose by cumulative_logprob."),
+    "guided_decoding": ("it has another name.", "Use structured_outputs."),
+    "response_format": ("it is a parameter of the server's requests.", "Use structured_outputs={'json': schema}."),
+    "best_of": ("as many sequences as are returned are made.", "Use n, and choose by cumulative_logprob."),
     **dict.fromkeys(
         ("use_beam_search", "beam_width", "length_penalty", "early_stopping"),
         ("beam search is not served by this version.", None),
     ),
     "logits_processors": ENGINE_ARGUMENTS["logits_processors"],
-    "allowed_token_ids": ("there is no list of the only tokens.", "structured_outputs={'choice': […]} may do."),
+    "allowed_token_ids": (
+        "there is no list of the only tokens.",
+        "Use structured_outputs={'choice': […]}, if that says it.",
+    ),
     "output_kind": ("outputs come whole, or from `stream`.", "Leave it out."),
     "priority": _PRIORITY,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from modelbay import PoolingParams
+from modelbay import PoolingParams, SamplingParams
 from modelbay.errors import UsageError
 from modelbay_testing.features.checks import CHECKS
 from modelbay_testing.features.models import Models
@@ -63,6 +63,13 @@ def test_where_another_model_shows_it_the_columns_own_refuses(
 def test_what_generation_alone_has_is_no_parameter_of_pooling(name: str) -> None:
     with pytest.raises(UsageError, match=f"PoolingParams has no parameter '{name}'"):
         PoolingParams(**{name: 1})
+
+
+@pytest.mark.parametrize("call", ["embed", "encode", "score"])
+def test_sampling_parameters_are_none_for_pooling(call: str, models: Models) -> None:
+    texts = ("a", "b") if call == "score" else ("a",)
+    with models.get("encoder").open() as llm, pytest.raises(UsageError, match="pooling parameters are PoolingParams"):
+        getattr(llm, call)(*texts, SamplingParams(logprobs=1))
 
 
 def test_every_row_has_a_cell_that_is_always_run() -> None:

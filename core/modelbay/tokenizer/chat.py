@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modelbay.errors import TokenizerError, UsageError
+from modelbay.errors import TokenizerError, UsageError, one_line, one_line_with_type
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
@@ -54,8 +54,7 @@ def render_chat(
             **variables,
         )
     except Exception as error:  # templates are programs: whatever one raises is its word on the conversation
-        detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise TokenizerError(f"the chat template cannot render this conversation: {detail}.") from error
+        raise TokenizerError(f"the chat template cannot render this conversation: {one_line(error)}.") from error
     return encode_chat(tokenizer, text) if tokenize else text
 
 
@@ -88,9 +87,8 @@ def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic of the Rust tokenizer is no Exception
-        detail = " ".join(str(error).split())
         raise TokenizerError(
-            f"the tokenizer cannot encode the prompt: {type(error).__name__}: {detail}.",
+            f"the tokenizer cannot encode the prompt: {one_line_with_type(error)}.",
             hint="Its files do not fit together; name another with tokenizer=…",
         ) from error
 

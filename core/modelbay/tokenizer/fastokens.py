@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from modelbay.errors import TokenizerError
+from modelbay.errors import TokenizerError, one_line
 from modelbay.tokenizer.cached import ORIGINAL_ENGINE
 from modelbay.tokenizer.hf import load_hf
 
@@ -70,11 +70,11 @@ def switch(tokenizer: Any) -> str | None:
     try:
         engine = _TokenizerShim(original)
     except ValueError as error:
-        return f"fastokens takes only byte-level BPE tokenizers: {' '.join(str(error).split())}"
+        return f"fastokens takes only byte-level BPE tokenizers: {one_line(error)}"
     try:
         different = next((text for text in _PROBES if _ids(engine, text) != _ids(original, text)), None)
     except ValueError as error:  # a vocabulary without all bytes: the tokenizer itself drops them
-        return f"fastokens cannot encode every text with it: {' '.join(str(error).split())}"
+        return f"fastokens cannot encode every text with it: {one_line(error)}"
     if different is not None:
         return f"fastokens gives other ids than the tokenizer itself for {different!r}"
     tokenizer._tokenizer = engine

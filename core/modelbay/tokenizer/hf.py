@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelbay.errors import ModelbayError, RemoteCodeError, TokenizerError
+from modelbay.errors import ModelbayError, RemoteCodeError, TokenizerError, one_line_with_type
 from modelbay.trace import Rejected
 
 if TYPE_CHECKING:
@@ -142,18 +142,17 @@ def _load_plain(files: ModelFiles, error: Exception, trace: Trace) -> Any:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(files.root), local_files_only=True)
     except Exception as second:
         raise _failed(files, second) from error
-    rejected = (Rejected("AutoTokenizer", _one_line(error)),)
+    rejected = (Rejected("AutoTokenizer", _shortened(error)),)
     trace.decide("tokenizer", "loaded from", "tokenizer.json alone", "fallback", rejected=rejected, level="warning")
     return tokenizer
 
 
 def _failed(files: ModelFiles, error: Exception) -> TokenizerError:
     return TokenizerError(
-        f"cannot load the tokenizer of {files.reference}: {_one_line(error)}.",
+        f"cannot load the tokenizer of {files.reference}: {_shortened(error)}.",
         hint="A truncated tokenizer.json? Fetch it again, or name another with tokenizer=…",
     )
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300].rstrip('.')}"
+def _shortened(error: Exception) -> str:
+    return one_line_with_type(error)[:320].rstrip(".")

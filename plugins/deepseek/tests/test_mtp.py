@@ -56,6 +56,12 @@ def checkpoint(path: Path, mixing: float) -> Path:
 @pytest.fixture(scope="module")
 def sometimes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some guesses are right."""
+    return checkpoint(tmp_path_factory.mktemp("mtp") / "model", 0.006)
+
+
+@pytest.fixture(scope="module")
+def hardly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers say much more than the embedding does."""
     return checkpoint(tmp_path_factory.mktemp("mtp") / "model", 0.35)
 
 
@@ -126,13 +132,15 @@ def written_out(path: Path, tokens: list[int]) -> torch.Tensor:
         return (norm(x, "shared_head.norm.weight") @ tensors["lm_head.weight"].T)[0]
 
 
+@pytest.mark.parametrize("model", ["sometimes", "hardly"])
 @pytest.mark.parametrize("chunk", [16, 2048])
-def test_the_layers_logits_are_the_reports(chunk: int, sometimes: Path) -> None:
+def test_the_layers_logits_are_the_reports(chunk: int, model: str, request: pytest.FixtureRequest) -> None:
     """At every position where a token was guessed, whether those before were right or not, in chunks or at once."""
     found: dict[int, torch.Tensor] = {}
-    with opened(sometimes, speculative_config=MTP, max_num_batched_tokens=chunk) as llm:
-        model = llm.engine.model
-        draft, logits = model.draft, model.draft_logits
+    path: Path = request.getfixturevalue(model)
+    with opened(path, speculative_config=MTP, max_num_batched_tokens=chunk) as llm:
+        module = llm.engine.model
+        draft, logits = module.draft, module.draft_logits
         positions: list[int] = []
 
         def watched(hidden: Any, ids: Any, where: torch.Tensor, step: Any) -> Any:
@@ -143,11 +151,12 @@ def test_the_layers_logits_are_the_reports(chunk: int, sometimes: Path) -> None:
             found[positions[-1]] = rows = logits(hidden)
             return rows
 
-        model.draft, model.draft_logits = watched, recorded
+        module.draft, module.draft_logits = watched, recorded
         [output] = llm.generate([prompts()[3]], GREEDY, use_tqdm=False)
         tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
-        assert 0 < output.metrics.num_accepted_tokens < output.metrics.num_draft_tokens == len(found)
-    expected = written_out(sometimes, tokens)
+        assert output.metrics.num_draft_tokens == len(found)
+        assert model == "hardly" or 0 < output.metrics.num_accepted_tokens < len(found)
+    expected = written_out(path, tokens)
     for position, rows in found.items():
         assert (rows[0] - expected[position]).abs().max() <= 1e-4, position
 
@@ -173,19 +182,19 @@ def test_it_is_built_when_asked_and_counted(sometimes: Path) -> None:
 CASES: dict[str, tuple[dict[str, Any], SamplingParams]] = {
     "greedy": ({}, GREEDY),
     "in chunks": ({"max_num_batched_tokens": 8}, GREEDY),
-    "preempted": ({"kv_cache_memory_bytes": 8 * 16 * 40 * 3 * 4}, GREEDY),
+    "preempted": ({"kv_cache_memory_bytes": 12 * 16 * 40 * 3 * 4}, GREEDY),
     "one at a time": ({"max_num_seqs": 1}, GREEDY),
     "no prefix cache": ({"enable_prefix_caching": False}, GREEDY),
     "up to the longest": ({"max_model_len": 50}, SamplingParams(temperature=0, ignore_eos=True, max_tokens=None)),
     "three tokens": ({}, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)),
-    "seeds": ({}, SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=30, ignore_eos=True)),
+    "seeds": ({}, SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=40, ignore_eos=True)),
     "several": ({}, SamplingParams(temperature=1.0, n=3, max_tokens=20, ignore_eos=True)),
     "logprobs": ({}, SamplingParams(temperature=0, logprobs=3, prompt_logprobs=2, max_tokens=20, ignore_eos=True)),
     "penalties": (
         {}, SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.4, max_tokens=40, ignore_eos=True)
     ),
     "min_tokens": ({}, SamplingParams(temperature=0, min_tokens=10, max_tokens=40)),
-    "structured": ({}, SamplingParams(temperature=0, structured_outputs={"regex": "[a-z]{5,20}"}, max_tokens=30)),
+    "structured": ({}, SamplingParams(temperature=0, structured_outputs={"regex": "[^z]{5,60}"}, max_tokens=40)),
 }  # fmt: skip
 
 

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from modelbay import LLM, SamplingParams
-from modelbay_server.answers.chat import ChatAnswer
-from modelbay_server.answers.tool_calls import CallsInStream, read_calls
-from modelbay_server.schemas.chat import ChatBody
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The quick brown fox?"}]
 GREEDY = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-
-
-@pytest.fixture(scope="module")
-def tool_checkpoint(
-    checkpoint: Callable[..., Path], tool_template: str, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-
-    path = tmp_path_factory.mktemp("tools") / "model"
-    shutil.copytree(checkpoint("llama"), path)
-    for file in path.glob("chat_template*"):
-        file.unlink()
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": tool_template}))
-    return path
 
 
 def test_an_answer_is_what_the_model_says_offline(server: Any, offline: LLM) -> None:
@@ -106,30 +83,7 @@ def test_continue_final_message(server: Any, offline: LLM) -> None:
     assert answer["choices"][0]["message"]["content"] == expected.outputs[0].text
 
 
-# -- tools and the template
-
-
-def test_tools_that_the_template_passes_over_are_refused(server: Any) -> None:
-    response = server.post("/v1/chat/completions", {**GREEDY, "tools": [WEATHER]})
-    assert response.status_code == 400
-    assert "no place for them" in response.json()["error"]["message"]
-    assert server.post("/v1/chat/completions", {**GREEDY, "tools": [WEATHER], "tool_choice": "none"}).status_code == 200
-
-
-def test_tools_and_variables_reach_the_template(serve: Callable[..., Any], tool_checkpoint: Path) -> None:
-    server = serve((tool_checkpoint, "tools"))
-
-    def rendered(**more: Any) -> str:
-        ids = server.post("/tokenize", {"messages": HELLO, **more}).json()["tokens"]
-        return str(server.post("/detokenize", {"tokens": ids}).json()["prompt"])
-
-    assert "tools: weather <tool_call>" in rendered(tools=[WEATHER])
-    assert "LOUD" in rendered(chat_template_kwargs={"shout": True})
-    assert "LOUD" not in rendered()
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
-    assert "Bonn" in rendered(messages=[*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}])
-    answer = server.post("/v1/chat/completions", {"messages": HELLO, "tools": [WEATHER], "max_tokens": 4})
-    assert answer.status_code == 200, answer.text
+# -- the template
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "return_dict", "no_such", "a b"])
@@ -139,44 +93,3 @@ def test_a_client_says_only_what_the_template_reads(server: Any, name: str) -> N
     response = server.post("/v1/chat/completions", body)
     assert response.status_code == 400
     assert "no variable" in response.json()["error"]["message"]
-
-
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "names"),
-    [
-        ("Hello", "Hello", []),
-        (CALL, "", ["weather"]),
-        (f"Let me see. {CALL}\n{CALL}", "Let me see.", ["weather", "weather"]),
-        ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
-        (CALL.removesuffix("\n</tool_call>"), "", ["weather"]),
-        ("a < b and <tool", "a < b and <tool", []),
-    ],
-)
-def test_calls_are_read_the_same_whole_and_in_pieces(text: str, content: str, names: list[str]) -> None:
-    shown, calls = read_calls(text)
-    assert (shown, [call["function"]["name"] for call in calls]) == (content, names)
-    assert all(json.loads(call["function"]["arguments"]) == {"city": "Bonn"} for call in calls)
-    for size in (1, 3, 7):
-        stream = CallsInStream()
-        pieces = [stream.text(text[at : at + size]) for at in range(0, len(text), size)]
-        rest, streamed = stream.finish()
-        assert ("".join(pieces) + rest).rstrip() == content.rstrip()
-        assert [call["function"]["name"] for call in streamed] == names
-
-
-def test_a_called_tool_ends_the_choice_as_such(tool_template: str) -> None:
-    """The tiny model writes no calls, so its words are put into its mouth: the whole way but the logits."""
-    tokenizer = SimpleNamespace(chat_template=tool_template)
-    model: Any = SimpleNamespace(name="tools", tokenizer=tokenizer)
-    answer = ChatAnswer(ChatBody.model_validate({**GREEDY, "tools": [WEATHER]}), model)
-    sequence = SimpleNamespace(
-        index=0, text=f"Wait. {CALL}", token_ids=[1, 2], logprobs=None, finish_reason="stop", stop_reason=None
-    )
-    output = SimpleNamespace(prompt_token_ids=[1], outputs=[sequence], metrics=None, prompt_logprobs=None)
-    choice = answer.whole([output])["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "Wait."
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from modelbay.backends import Verdict
-from modelbay.errors import BackendError, ModelbayError
+from modelbay.errors import BackendError, ModelbayError, one_line
 from modelbay_transformers.refusals import REFUSED
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ class TransformersBackend:
         except ModelbayError:
             raise
         except Exception as error:
-            text = " ".join(str(error).split())
             raise BackendError(
-                f"{resolution.architecture} raised {type(error).__name__} while it was built: {text}"
+                f"{resolution.architecture} raised {type(error).__name__} while it was built: {one_line(error)}"
             ) from error
 
     def media_processor(self, resolution: Resolution, tokenizer: Any) -> MediaProcessor | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelbay.errors import BackendError, UsageError
+from modelbay.errors import BackendError, UsageError, one_line_with_type
 from modelbay_runtime.multimodal.data import Media, MediaItem, MediaSpan
 from modelbay_transformers.item_inputs import make_item
 
@@ -132,8 +132,6 @@ def rope_positions(model: Any, ids: Sequence[int], pieces: Sequence[Piece]) -> t
     try:
         found = function(**{name: value for name, value in given.items() if name in names})
     except Exception as error:
-        raise BackendError(
-            f"{type(model).__name__}.get_rope_index raised {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        raise BackendError(f"{type(model).__name__}.get_rope_index raised {one_line_with_type(error)}") from error
     positions, deltas = found
     return positions[:, 0].numpy(), int(torch.as_tensor(deltas).reshape(-1)[0])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import EngineError, ModelbayError
+from modelbay.errors import EngineError, ModelbayError, one_line
 from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
@@ -91,8 +91,8 @@ class TransformersModel(nn.Module):
         except (ModelbayError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            name, kind, text = type(self.base).__name__, type(error).__name__, " ".join(str(error).split())
-            raise EngineError(f"{name} raised {kind} in its forward: {text}") from error
+            name, kind = type(self.base).__name__, type(error).__name__
+            raise EngineError(f"{name} raised {kind} in its forward: {one_line(error)}") from error
         finally:
             if self.stage is not None:
                 self.stage.received = None

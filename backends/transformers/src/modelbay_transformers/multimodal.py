@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import EngineError, ModelbayError
+from modelbay.errors import EngineError, ModelbayError, one_line
 from modelbay_runtime.api import KVSpec, Step
 from modelbay_runtime.multimodal.data import MediaItem
 from modelbay_transformers import dispatch
@@ -145,10 +145,8 @@ class TransformersForConditionalGeneration(TransformersModel):
         except (ModelbayError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            kind, text = type(error).__name__, " ".join(str(error).split())
-            raise EngineError(
-                f"{type(outer).__name__} raised {kind} while it read an image or sound: {text}"
-            ) from error
+            name, kind = type(outer).__name__, type(error).__name__
+            raise EngineError(f"{name} raised {kind} while it read an image or sound: {one_line(error)}") from error
         unknown = [
             name for name, value in arrived.items()
             if name not in _OURS and name not in self._beside.names and value is not None and value is not False

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import BackendError
+from modelbay.errors import BackendError, one_line_with_type
 from modelbay_transformers.positions import give_positions, numbering_places
 from modelbay_transformers.spread import MetaSpreads, OwnNumbering, mark_given, mark_hidden
 
@@ -67,10 +67,8 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, 
     except Exception as error:
         if any(sign in str(error) for sign in _NEEDS_VALUES):
             raise NeedsValues from error
-        text = " ".join(str(error).split())[:200]
-        raise BackendError(
-            f"{type(base).__name__} cannot be run on token ids and positions alone: {type(error).__name__}: {text}"
-        ) from error
+        text = one_line_with_type(error)[:220]
+        raise BackendError(f"{type(base).__name__} cannot be run on token ids and positions alone: {text}") from error
 
 
 def _run(base: nn.Module, tokens: int, first: int) -> Seen:

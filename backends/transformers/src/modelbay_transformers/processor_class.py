@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from modelbay.errors import UsageError
+from modelbay.errors import UsageError, one_line
 from modelbay.resolve import Resolution
 from modelbay.source import ModelFiles
 from modelbay.trust import load_remote_class
@@ -33,8 +33,7 @@ def load_processor(resolution: Resolution, tokenizer: Any) -> Any:
             str(files.root), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        text = " ".join(str(error).split()).rstrip(".")
-        raise UsageError(f"{cls.__name__} of {files.reference} cannot be loaded: {text}.") from error
+        raise UsageError(f"{cls.__name__} of {files.reference} cannot be loaded: {one_line(error)}.") from error
     resolution.trace.decide("tokenizer", "processor", cls.__name__, f"{files.reference}, with our tokenizer")
     return processor
 

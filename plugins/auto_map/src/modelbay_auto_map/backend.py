@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelbay.backends import Verdict
-from modelbay.errors import BackendError, ModelbayError
+from modelbay.errors import BackendError, ModelbayError, one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,7 +62,7 @@ class AutoMapBackend:
         except Exception as error:
             raise BackendError(
                 f"{classes.base.__name__} of {resolution.files.reference} raised {type(error).__name__} "
-                f"while it was built: {' '.join(str(error).split())}"
+                f"while it was built: {one_line(error)}"
             ) from error
 
     def dry_run(self, resolution: Resolution) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import BackendError
+from modelbay.errors import BackendError, one_line_with_type
 from modelbay_transformers.classes import ModelClasses
 
 #: What `experts.forward` takes, by these names: tokens [T, H], and for each token its k experts and their weights.
@@ -64,8 +64,7 @@ def _check_head(outer: nn.Module, base: nn.Module) -> None:
         raise
     except Exception as error:
         raise BackendError(
-            f"{type(outer).__name__}.forward(input_ids=…, use_cache=False) raised {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"{type(outer).__name__}.forward(input_ids=…, use_cache=False) raised {one_line_with_type(error)}"
         ) from error
     finally:
         outer._modules[name] = base

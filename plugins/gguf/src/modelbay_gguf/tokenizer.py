@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelbay.errors import TokenizerError
+from modelbay.errors import TokenizerError, one_line, one_line_with_type
 from modelbay_gguf.files import select
 from modelbay_gguf.header import read_header
 
@@ -40,8 +40,7 @@ def load(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace)
     try:
         tokenizer = tokenizer_class(name_or_path=str(path.parent), gguf_file=path.name, local_files_only=True)
     except Exception as error:  # its metadata is read without a check: a short list, a word for a number
-        text = " ".join(str(error).split()).rstrip(".")
-        what = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+        what = one_line(error) if isinstance(error, ValueError) else one_line_with_type(error)
         raise TokenizerError(f"Transformers cannot build the tokenizer in {path}: {what}.") from error
     _decide(metadata, str(path), tokenizer, trace)
     return tokenizer

@@ -35,9 +35,8 @@ def with_tools(
     if forced is not None:
         many = many and body.tool_choice == "required"
         asked = form.forced(forced, many=many)
-        return ToolReader(form, names, asked.prefix, many), params.replace(
-            structured_outputs={"grammar": asked.grammar}
-        )
+        params = params.replace(structured_outputs={"grammar": asked.grammar})
+        return ToolReader(form, names, asked.prefix, many), params
     if form.opening_is_special and body.skip_special_tokens is None:
         params = params.replace(skip_special_tokens=False)
     return ToolReader(form, names, many=many), params

@@ -26,7 +26,7 @@ def clients_python() -> Path:
     def fill(folder: Path) -> None:
         _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder, "a virtual environment")
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-        _run([*pip, "install", "--quiet", "--only-binary=:all:", *PYTHON_CLIENTS], folder, " ".join(PYTHON_CLIENTS))
+        _run([*pip, "install", "--quiet", *PYTHON_CLIENTS], folder, " ".join(PYTHON_CLIENTS))
 
     return _once("python-clients-1", fill) / "bin" / "python"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from modelbay.errors import EngineError
+from modelbay.errors import EngineError, one_line
 from modelbay_runtime.multimodal.batch import BatchMedia, StepItem
 
 #: Moves a host array to the device.
@@ -72,9 +72,9 @@ class FeatureStore:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise EngineError(
-                f"request {requests}: its {item.kind} cannot be encoded: {detail}.", request_ids=wanted.requests
+                f"request {requests}: its {item.kind} cannot be encoded: {one_line(error)}.",
+                request_ids=wanted.requests,
             ) from error
         self.num_encoded += 1
         if found.shape[0] != wanted.rows:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from modelbay.errors import UsageError
+from modelbay.errors import UsageError, one_line
 from modelbay_runtime.multimodal.sources import MediaPolicy, read_bytes
 
 #: Most pixels of one image, known from its header before anything is decoded: 8192 × 8192.
@@ -47,7 +47,7 @@ def read_image(source: Any, policy: MediaPolicy) -> Any:
     except (module.DecompressionBombError, module.DecompressionBombWarning) as error:  # where warnings are errors
         raise UsageError(f"image: more than {MAX_PIXELS:,} pixels, the most that is taken.") from error
     except Exception as error:  # a decoder's word on a broken header, of any type
-        raise UsageError(f"image: the header is broken: {_reason(error)}.") from error
+        raise UsageError(f"image: the header is broken: {one_line(error)}.") from error
     return _decoded(image)
 
 
@@ -59,7 +59,7 @@ def _decoded(image: Any) -> Any:
         image.load()
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # decoders raise what they like on broken data
-        raise UsageError(f"image: it cannot be decoded: {_reason(error)}.") from error
+        raise UsageError(f"image: it cannot be decoded: {one_line(error)}.") from error
 
 
 def _check_size(width: int, height: int) -> None:
@@ -69,10 +69,6 @@ def _check_size(width: int, height: int) -> None:
         raise UsageError(
             f"image: {width} × {height} pixels; at most {MAX_PIXELS:,} are taken.", hint="Make it smaller."
         )
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _pillow() -> Any:

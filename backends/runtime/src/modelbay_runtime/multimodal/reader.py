@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelbay.errors import ModelbayError, UsageError
+from modelbay.errors import ModelbayError, UsageError, one_line
 from modelbay.resolve import Resolution
 from modelbay.specs import load_target
 from modelbay.tokenizer import check_token_ids
@@ -116,8 +116,7 @@ class MediaReader:
         except (ModelbayError, MemoryError):
             raise
         except Exception as error:  # the model's own code has its own limits, as on an image's shape
-            detail = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise UsageError(f"the model's processor refuses the images or audio: {detail}.") from error
+            raise UsageError(f"the model's processor refuses the images or audio: {one_line(error)}.") from error
         check_token_ids(token_ids, self._resolution.config.vocab_size)
         return token_ids, media
 

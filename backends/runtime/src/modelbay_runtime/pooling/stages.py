@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from modelbay.errors import ConfigError, RemoteCodeError, WeightsError
+from modelbay.errors import ConfigError, RemoteCodeError, WeightsError, one_line
 from modelbay.pooling import Stage
 from modelbay.pooling.names import activation_name
 from modelbay.source import ModelFiles
@@ -144,8 +144,8 @@ def _remote(stage: Stage, resolution: Resolution, device: torch.device) -> Calla
         module = found.load(str(resolution.files.root / stage.folder)) if inside else found()
         module = module.to(device).eval()
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise RemoteCodeError(f"{stage.reference} raised {type(error).__name__} while it was loaded: {text}") from error
+        kind = type(error).__name__
+        raise RemoteCodeError(f"{stage.reference} raised {kind} while it was loaded: {one_line(error)}.") from error
     return lambda x: module.forward({"sentence_embedding": x})["sentence_embedding"]
 
 

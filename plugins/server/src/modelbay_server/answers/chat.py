@@ -44,7 +44,8 @@ class ChatAnswer:
         return answer
 
     def _choice(self, sequence: Any) -> dict[str, Any]:
-        text, calls = sequence.text, []
+        text: str = sequence.text
+        calls: list[dict[str, Any]] = []
         if self._tools is not None:
             text, calls = self._tools.read(self._tools.prefix + text, cut=sequence.finish_reason == "length")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}

@@ -32,8 +32,8 @@ Which architecture can be divided over processes is listed under [Supported mode
 _UNSERVED = """
 ## Arguments of vLLM that mean nothing here
 
-They are refused with the reason, as any argument that is not known: an argument that was dropped in silence would be one
-that somebody relies on.
+They are refused with the reason, like every argument that is not known: somebody may rely on one that is dropped in
+silence.
 
 """
 
@@ -54,12 +54,8 @@ def _unserved() -> str:
         for name, told in table.items():
             alike.setdefault(told, []).append(f"`{name}`")
         for (reason, hint), names in alike.items():
-            lines.append(_line([owner + ", ".join(names), _sentence(reason), _sentence(hint or "")]))
+            lines.append(_line([owner + ", ".join(names), reason[0].upper() + reason[1:], hint or ""]))
     return _UNSERVED + "\n".join(lines) + "\n"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] if text[:2].islower() and "=" not in text.split(" ")[0] else text
 
 
 def _line(cells: Sequence[str]) -> str:

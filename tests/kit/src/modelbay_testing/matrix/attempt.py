@@ -42,7 +42,7 @@ class Outcome:
 
 def attempt(case: Case, folder: Path) -> Outcome:
     """Try a case in ``folder`` (emptied by the caller); never raises for what a model does."""
-    from modelbay.errors import ModelbayError
+    from modelbay.errors import ModelbayError, one_line_with_type
 
     if case.task in (IMAGE_TEXT, AUDIO_TEXT):
         from modelbay_testing.matrix.media_attempt import attempt_media
@@ -65,7 +65,7 @@ def attempt(case: Case, folder: Path) -> Outcome:
     except ModelbayError as error:
         return Outcome(*facts, "fails", f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        return Outcome(*facts, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return Outcome(*facts, "fails", f"{one_line_with_type(error)[:320]}")
 
 
 def _config(case: Case) -> tuple[Any, bool]:

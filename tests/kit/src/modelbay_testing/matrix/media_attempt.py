@@ -93,7 +93,7 @@ def media_reference(config: Any, architecture: str) -> Any:
 
 def attempt_media(case: Case, folder: Path) -> Outcome:
     """Try a case in ``folder``; never raises for what a model does."""
-    from modelbay.errors import ModelbayError
+    from modelbay.errors import ModelbayError, one_line_with_type
     from modelbay_transformers.refusals import MEDIA_REFUSED
 
     facts = (case.task, case.model_type, case.architecture)
@@ -117,7 +117,7 @@ def attempt_media(case: Case, folder: Path) -> Outcome:
     except ModelbayError as error:
         return Outcome(*facts, "fails", f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        return Outcome(*facts, "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return Outcome(*facts, "fails", f"{one_line_with_type(error)[:320]}")
 
 
 def _config(case: Case) -> tuple[Any, bool]:

@@ -46,7 +46,7 @@ def attempt_ranks(case: Case, folder: Path) -> dict[str, str]:
 
 
 def _outcome(case: Case, folder: Path, sizes: tuple[int, int], prompts: list[list[int]], expected: list[Any]) -> str:
-    from modelbay.errors import BackendError, ModelbayError, UsageError
+    from modelbay.errors import BackendError, ModelbayError, UsageError, one_line_with_type
     from modelbay_runtime.parallel.mesh import Mesh
     from modelbay_testing.logits import worst_difference
     from modelbay_testing.matrix.attempt import TOLERANCE, arguments
@@ -62,7 +62,7 @@ def _outcome(case: Case, folder: Path, sizes: tuple[int, int], prompts: list[lis
     except ModelbayError as error:
         return f"fails: {type(error).__name__}: {error.message}"
     except Exception as error:
-        return f"fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"fails: {one_line_with_type(error)[:320]}"
     scale, worst = max(rows.abs().max().item() for rows in expected), worst_difference(found, expected)
     return MATCHES if worst <= TOLERANCE * max(1.0, scale / 10) else f"differs by {worst:.1g} of {scale:.3g}"
 
