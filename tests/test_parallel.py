@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,12 @@ _OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 _LIMIT = 1e-4
 #: Heads, widths and layers that divide by 2 and by 4.
-_LLAMA = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "intermediate_size": 128}
+_LLAMA: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+}
 
 
 @contextmanager
@@ -358,6 +364,32 @@ def test_ranks_that_share_the_last_stage_are_asked_between_rounds(llama: Path) -
         assert time.monotonic() - closing < 8  # nobody had to be killed
 
 
+def test_two_models_over_ranks_share_nothing(llama: Path) -> None:
+    """One of them in another thread, and a fork of this process that lets go of both."""
+    with opened(llama) as alone:
+        expected = answers(alone)
+    threads, found = torch.get_num_threads(), {}
+
+    def in_a_thread() -> None:
+        with opened(llama, data_parallel_size=2) as llm:
+            found["thread"] = answers(llm)
+
+    with nothing_left_behind(60):
+        other = threading.Thread(target=in_a_thread)
+        other.start()
+        with opened(llama, tensor_parallel_size=2) as llm:
+            if not (child := os.fork()):
+                llm.close()
+                weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as a process does that ends
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            found["main"] = answers(llm)
+            other.join()
+            assert answers(llm)[0][0] == expected[0][0]  # the other one's end is not this one's
+    assert all(worst_difference(expected, found[name]) <= _LIMIT for name in ("main", "thread"))
+    assert torch.get_num_threads() == threads
+
+
 def test_ctrl_c_while_ranks_start_leaves_nothing(llama: Path, tmp_path: Path) -> None:
     """Sent to every process of the terminal's group, as a terminal does; the ranks say nothing about it."""
     script = tmp_path / "run.py"
@@ -374,7 +406,8 @@ def test_ctrl_c_while_ranks_start_leaves_nothing(llama: Path, tmp_path: Path) ->
         until = time.monotonic() + 30
         while not (workers := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < until:
             time.sleep(0.02)
-        assert workers
+        while workers[0].cpu_times().user < 0.5 and time.monotonic() < until:
+            time.sleep(0.02)  # it imports, which is when it would have most to say
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
     finally:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import pytest
 
 from modelbay import LLM, SamplingParams
 from modelbay.errors import UsageError
+from modelbay_testing.processes import run_to_end
 from modelbay_testing.tiny import tiny_checkpoint
 
 _OPTIONS: dict[str, Any] = {
@@ -93,7 +92,7 @@ def test_ranks_with_other_plugins_say_what_differs(tmp_path: Path) -> None:
         f"from modelbay import LLM\nLLM({str(path)!r}, **{_OPTIONS!r}, tensor_parallel_size=2)\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ})
+    done = run_to_end(command)
     assert done.returncode != 0
     assert "rank 1 is not the program that rank 0 is" in done.stderr
     assert "qwen2 absent (rank 0: modelbay-qwen2 0.1.0)" in done.stderr

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from modelbay import LLM, SamplingParams
+from modelbay_testing.processes import ended, run_to_end
 from modelbay_testing.tiny import tiny_checkpoint
 
 _PROMPT = {"prompt_token_ids": [5, 6, 7, 8, 9]}
@@ -64,7 +65,7 @@ def test_d3_torchrun_runs_the_same_program(llama: Path, tmp_path: Path, rendezvo
     expected = " ".join(map(str, alone.outputs[0].token_ids))
     how = ["--standalone"] if rendezvous == "c10d" else ["--master-addr", "127.0.0.1", "--master-port", "29611"]
     command = torchrun("--nproc-per-node", "2", *how, str(program(tmp_path, llama, counts=[8])))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_to_end(command)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == [f"tokens {expected}", "only rank 0 comes here"]
 
@@ -88,7 +89,7 @@ def test_torchrun_ends_well_without_close_and_serves_one_model(llama: Path, tmp_
     file = tmp_path / "run.py"
     file.write_text(_UNCLOSED.format(path=str(llama), prompt=_PROMPT))
     command = torchrun("--nproc-per-node", "2", "--standalone", str(file))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_to_end(command)
     assert done.returncode == 0, done.stderr[-3000:]
     [said] = done.stdout.splitlines()
     assert said.startswith("the processes that torchrun started serve one model")
@@ -96,7 +97,7 @@ def test_torchrun_ends_well_without_close_and_serves_one_model(llama: Path, tmp_
 
 def test_d1_torchrun_with_another_number_of_processes(llama: Path, tmp_path: Path) -> None:
     command = torchrun("--nproc-per-node", "3", "--standalone", str(program(tmp_path, llama, counts=[8])))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_to_end(command)
     assert done.returncode != 0
     assert "torchrun started 3 processes, and the arguments ask for 2 ranks" in done.stderr
 
@@ -149,19 +150,6 @@ def start(machine: int, file: Path, log: Path) -> subprocess.Popen[bytes]:
     meeting = ["--master-addr", _ADDRESSES[0], "--master-port", "29612"]
     command = ["ip", "netns", "exec", _NAMES[machine], *torchrun(*how, *meeting, str(file))]
     return subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
-
-
-@contextmanager
-def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-                process.kill()
-                process.wait()
 
 
 @pytest.mark.deep

@@ -55,8 +55,8 @@ class ModelingBackend(Protocol):
     # A backend may offer ``supported() -> list[ArchSpec]``: the architectures that it serves without a plugin that
     # registers them, for ``list-archs --all``; it reads data and imports no model code.
 
-    # A backend may offer ``media_processor(resolution, tokenizer)``, a `modelbay_runtime.multimodal.data.MediaProcessor`
-    # for models that take images or audio, or None.
+    # A backend may offer ``media_processor(resolution, tokenizer)`` for models that take images or audio: a
+    # `modelbay_runtime.multimodal.data.MediaProcessor`, or None.
 
     def dry_run(self, resolution: Resolution) -> None:
         """Walk build, plan and kernels on the meta device, for ``explain``: same functions, no weights."""

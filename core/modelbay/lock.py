@@ -41,7 +41,7 @@ _PINNED = (
 #: What is read of a model besides weights and tokenizer.
 _CONFIG_FILES = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
-    "video_preprocessor_config.json", "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+    "video_preprocessor_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
     "*.index.json", "[0-9]_*/*",
 )  # fmt: skip
 

@@ -187,3 +187,44 @@ def test_prompts_and_their_default(tmp_path: Path) -> None:
     assert (dict(found.prompts), found.default_prompt) == ({"query": "Q: ", "document": ""}, "query")
     with pytest.raises(ConfigError, match="default_prompt_name 'other', and no such prompt"):
         spec(tmp_path / "b", {"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "other"}})
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
+def test_p1_the_config_of_the_transformer_module_by_new_and_old_names(name: str, tmp_path: Path) -> None:
+    assert spec(tmp_path, {name: {"max_seq_length": 128, "do_lower_case": True}}).lower_case
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_seq_length": 128, "do_lower_case": False},
+        {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings", "unpad_inputs": True,
+         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}},
+        {"model_args": {"trust_remote_code": True, "dtype": "float16"}, "tokenizer_args": {}, "config_args": None},
+        {"processing_kwargs": {"image": {"size": 3}, "text": {}}, "query_length": None},
+    ],
+)  # fmt: skip
+def test_p1_what_changes_nothing_for_texts_is_passed_over(config: dict[str, Any], tmp_path: Path) -> None:
+    assert not spec(tmp_path, {"sentence_bert_config.json": config}).lower_case
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"query_length": 32}, "has query_length 32, which is not served"),
+        ({"transformer_task": "fill-mask"}, "has transformer_task 'fill-mask', which is not served"),
+        ({"tokenizer_name_or_path": "other/one"}, "has tokenizer_name_or_path 'other/one', which is not served"),
+        ({"pool_twice": True}, "has pool_twice, which is not known here"),
+        ({"config_args": {"num_hidden_layers": 3}}, "config_args has num_hidden_layers, which is not served"),
+        ({"processing_kwargs": {"text": {"max_length": 8}}}, "processing_kwargs has text, which is not served"),
+        ({"modality_config": {"text": {"method": "get_text_features"}}}, "has method 'get_text_features' for text"),
+        ({"modality_config": {"text": {"method_output_name": ["hidden_states", -2]}}}, "has method_output_name"),
+        ({"do_lower_case": "no"}, "neither true nor false"),
+        ({"model_args": "x"}, "is no object"),
+    ],
+)  # fmt: skip
+def test_p1_what_the_transformer_module_does_and_is_not_done_here_is_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec(tmp_path, {"sentence_bert_config.json": config})

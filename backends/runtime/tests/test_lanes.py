@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -90,12 +90,14 @@ def test_d2_two_replicas_say_what_one_says(replicas: Callable[..., LLM], open_ll
 def test_the_pooler_of_an_idle_replica_forgets_what_was_given_up(replicas: Callable[..., LLM]) -> None:
     """Its next batch says so, whenever that comes; batches of the other one in between must not use the word up."""
     llm = replicas(max_num_batched_tokens=16)
-    engine, executor = llm.engine, llm.engine.executor
+    engine, executor = llm.engine, cast(TwoReplicas, llm.engine.executor)
     long = [prompt * 6 for prompt in ([3, 4, 5, 6, 7, 8, 9, 10], [13, 14, 15, 16, 17, 18, 19, 20])]
     for name, ids in zip(("first", "second"), long, strict=True):
         engine.add_pooling_request(name, Prompt(ids), PoolingParams())
     engine.step()
-    assert list(executor.other.rank.pooler._partial) == ["second"]  # type: ignore[attr-defined]
+    pooler = executor.other.rank.pooler
+    assert pooler is not None
+    assert list(pooler._partial) == ["second"]
     engine.abort("second")
     while engine.requests:
         engine.step()
@@ -103,7 +105,7 @@ def test_the_pooler_of_an_idle_replica_forgets_what_was_given_up(replicas: Calla
     engine.add_pooling_request("fourth", Prompt([6] * 20), PoolingParams())
     while engine.requests:
         engine.step()
-    assert not executor.other.rank.pooler._partial  # type: ignore[attr-defined]
+    assert not pooler._partial
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -119,7 +121,7 @@ def test_values_that_are_no_numbers_cost_nobody_elses_output(replicas: Callable[
     with pytest.raises(EngineError, match="'bad'"):
         engine.step()
     engine.abort("bad")
-    outputs = {}
+    outputs: dict[str, Any] = {}
     while engine.requests:
         outputs |= {output.request_id: output for output in engine.step()}
     assert outputs.keys() == ({"good", "states"} if place else {"states"})

@@ -458,3 +458,22 @@ def test_media_items_are_plain_data() -> None:
 
     item = MediaItem("image", b"digest", {"values": torch.ones(2, 4)})
     assert torch.equal(pickle.loads(pickle.dumps(item)).inputs["values"], item.inputs["values"])
+
+
+def test_among_ranks_what_cannot_be_encoded_ends_its_request_alone(
+    open_media: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error on one rank would leave the others in the middle of the step: the step is computed, on NaN."""
+    llm = open_media()
+    llm.engine.runner.features.among_ranks = True
+    expected = outputs_of(llm, [[1, 5, 9]])
+    prompt = prompt_of([1], picture(1), ids(1, 4))[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.model, "encode_media", lambda item: item.inputs["absent"])
+        stream = llm.stream([1, 5, 9], GREEDY)
+        next(stream)
+        with pytest.raises(EngineError, match="not usable for request '2'"):
+            outputs_of(llm, [prompt])
+        assert [output.outputs[0].token_ids for output in stream][-1] == expected[0]
+    assert "request '2': its image cannot be encoded: 'absent'" in caplog.text
+    assert outputs_of(llm, [prompt])  # nothing is kept of the failure

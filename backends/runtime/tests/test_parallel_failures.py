@@ -37,7 +37,8 @@ class Others:
 
     def __init__(self, words: str | None = None) -> None:
         self.log: list[Any] = []
-        self.words, self.error = words, None  # of a rank that ended; what the next round raises
+        self.words = words  # of a rank that ended
+        self.error: BaseException | None = None  # of the next round
         self.ended: list[bool] = []
 
     def tell(self, command: tuple[Any, ...]) -> None:

@@ -128,7 +128,7 @@ def test_case32_x9_a_vocabulary_that_does_not_divide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
 def test_x7_experts_split_over_ranks(model_type: str, tmp_path: Path) -> None:
-    """By the runtime's experts; where they compute otherwise (clamped, interleaved, biased), by parts of the model's."""
+    """By the runtime's experts; where they compute otherwise (clamped, interleaved, biased), by parts of them."""
     path = checkpoint(tmp_path, model_type)
     check(path, EP2)
     [run, _] = run_mesh(path, EP2, SEQUENCES[:1], **engine(EP2))

@@ -108,12 +108,23 @@ def test_sections_taken_apart_are_shares_of_each(function: Function) -> None:
     "function",
     [
         lambda x: x.view(1, 11, -1, 6),
-        lambda x: x * 2,
         lambda x: x[..., : x.shape[-1] // 3],
         lambda x: x.chunk(2, -1)[0],
+        lambda x: x * WEIGHT[: x.shape[-1]],
     ],
-    ids=["heads", "elementwise", "slice", "halves"],
+    ids=["heads", "slice", "halves", "a parameter of all"],
 )
 def test_sections_are_not_taken_for_one_thing(function: Function) -> None:
     with pytest.raises(NotShared):
         run_ranks(function, (8, 8, 8))
+
+
+def test_what_is_done_to_each_element_leaves_the_sections() -> None:
+    """A bias or a factor before q, k and v are taken apart."""
+    whole, parts = run_ranks(lambda x: x * 2, (8, 8, 8))
+    for rank, part in enumerate(parts):
+        share = share_of(part)
+        assert share is not None
+        assert share.sections == (8, 8, 8)
+        expected = [section.chunk(RANKS, -1)[rank] for section in whole.split(8, -1)]
+        torch.testing.assert_close(part, torch.cat(expected, -1))

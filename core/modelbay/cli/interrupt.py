@@ -13,8 +13,8 @@ from types import FrameType
 def interrupts_wait() -> Iterator[None]:
     """Hold the first Ctrl-C back until the block is done; the second one goes through.
 
-    The import of torch does not survive one: it swallows the exception, or ends the process with its own words. Processes
-    that compute together must not be left in the middle of it.
+    The import of torch does not survive one: it swallows the exception, or ends the process with its own words. And
+    processes that compute together must not be left in the middle of it.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:

@@ -19,7 +19,7 @@ from modelbay.config.reader import check_depth, read_raw
 from modelbay.config.rope_facts import rope
 from modelbay.config.text import TextConfig, find_text
 from modelbay.errors import ConfigError, UsageError
-from modelbay.pooling.modules import max_length as sentence_length
+from modelbay.pooling.transformer import max_length as sentence_length
 
 if TYPE_CHECKING:
     from modelbay.args import EngineArgs

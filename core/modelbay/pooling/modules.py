@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import ConfigError, TrustError
 from modelbay.pooling.names import MODE_KEYS, MODES
+from modelbay.pooling.transformer import max_length, read_transformer
+from modelbay.pooling.values import boolean, positive
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
 
-MODULES, SENTENCE, TRANSFORMER = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+MODULES, SENTENCE = "modules.json", "config_sentence_transformers.json"
 DEFAULT_POOLING = "1_Pooling"
 _OWN = "sentence_transformers."
 #: Modules that may follow the pooling, and what they are here. Dropout does nothing once training is over.
@@ -71,16 +73,6 @@ def says_pooling(files: ModelFiles) -> bool:
     return any("Pooling" in entry["type"].rpartition(".")[2] for entry in _listed(files))
 
 
-def max_length(files: ModelFiles) -> int | None:
-    """The longest text in tokens that sentence-transformers gives this model; None if it does not say."""
-    value = (files.read_json(TRANSFORMER) or {}).get("max_seq_length")
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{TRANSFORMER} has max_seq_length {value!r}, which is no number of tokens.")
-    return value
-
-
 def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
     """Everything that the files of sentence-transformers say; of a checkpoint without them, nothing.
 
@@ -92,19 +84,19 @@ def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
     folder, stages = _sequence(entries, files, trusted) if entries else (DEFAULT_POOLING, ())
     config = _module_config(files, folder, needed=bool(entries)) if folder is not None else None
     where = f"{folder}/config.json"
-    sentence, transformer = files.read_json(SENTENCE) or {}, files.read_json(TRANSFORMER) or {}
+    sentence, transformer = files.read_json(SENTENCE) or {}, read_transformer(files)
     prompts = _prompts(sentence)
     return SentenceModules(
         modes=None if config is None else pooling_modes(config, where),
         size=None if config is None else _size(config, where),
         stages=stages,
         listed=bool(entries),
-        include_prompt=config is None or _boolean(config, "include_prompt", True, where),
+        include_prompt=config is None or boolean(config, "include_prompt", True, where),
         prompts=prompts,
         default_prompt=_default_prompt(sentence, prompts),
         max_length=max_length(files),
-        as_messages="message" in (transformer.get("modality_config") or ()),
-        lower_case=_boolean(transformer, "do_lower_case", False, TRANSFORMER),
+        lower_case=transformer.lower_case,
+        as_messages=transformer.as_messages,
         activation=sentence.get("activation_fn"),
         source=where if config is not None else MODULES if entries else "",
     )
@@ -126,7 +118,7 @@ def pooling_modes(config: Mapping[str, Any], where: str) -> tuple[str, ...]:
             known = ", ".join(MODES)
             raise ConfigError(f"{where} has the pooling mode {unknown[0]!r}, which is not known; known: {known}.")
         return tuple(MODES[name] for name in names)
-    flags = {key: _boolean(config, key, False, where) for key in config if key.startswith("pooling_mode_")}
+    flags = {key: boolean(config, key, False, where) for key in config if key.startswith("pooling_mode_")}
     unknown = [key for key in flags if key not in MODE_KEYS]
     if unknown:
         raise ConfigError(f"{where} has {unknown[0]}, which is not known; known: {', '.join(MODE_KEYS)}.")
@@ -220,23 +212,8 @@ def _listed(files: ModelFiles) -> list[dict[str, str]]:
     return list(entries)
 
 
-def _boolean(config: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where} has {key} {value!r}, which is neither true nor false.")
-    return value
-
-
 def _size(config: Mapping[str, Any], where: str) -> int | None:
-    for key in _SIZES:
-        value = config.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{where} has {key} {value!r}, which is no size.")
-        if value is not None:
-            return int(value)
-    return None
+    return next((size for key in _SIZES if (size := positive(config, key, "size", where)) is not None), None)
 
 
 def _prompts(sentence: Mapping[str, Any]) -> dict[str, str]:
@@ -248,6 +225,8 @@ def _prompts(sentence: Mapping[str, Any]) -> dict[str, str]:
 
 def _default_prompt(sentence: Mapping[str, Any], prompts: Mapping[str, str]) -> str | None:
     name = sentence.get("default_prompt_name")
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"{SENTENCE} has default_prompt_name {name!r}, which is no name.")
     if name is not None and name not in prompts:
         known = ", ".join(prompts) or "none"
         raise ConfigError(f"{SENTENCE} has default_prompt_name {name!r}, and no such prompt (it has: {known}).")

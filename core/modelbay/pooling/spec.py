@@ -11,6 +11,7 @@ from modelbay.errors import ConfigError, UsageError
 from modelbay.pooling.modules import MODULES, SentenceModules, Stage, read_modules
 from modelbay.pooling.names import MODES as _MODES
 from modelbay.pooling.names import SCORE_ACTIVATIONS, activation_name
+from modelbay.pooling.values import positive
 
 if TYPE_CHECKING:
     from modelbay.args import EngineArgs
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: How one vector is made of a sequence's hidden states.
 MODES = tuple(_MODES.values())
+#: The key of a stage's config that says how many numbers it takes.
+_INPUT_SIZES: Mapping[str, str] = {"dense": "in_features", "layer_norm": "dimension"}
 _ARGUMENTS = ("pooling_type", "normalize", "dimensions", "activation", "use_activation")
 #: What the library that writes ``problem_type`` does with the logits.
 _PROBLEMS = {
@@ -60,10 +63,21 @@ class PoolingSpec:
     as_messages: bool = False
 
     def embedding_size(self, hidden_size: int, modes: tuple[str, ...]) -> int:
-        """Numbers of an embedding before any are cut."""
-        size = hidden_size * len(modes)
+        """Numbers of an embedding before any are cut.
+
+        Raises:
+            ConfigError: a stage takes vectors of another size than it would get.
+        """
+        size, known = hidden_size * len(modes), True
         for stage in self.stages:
-            size = int(stage.config.get("out_features", size))
+            where = f"{stage.folder}/config.json"
+            known = known and stage.kind != "remote"  # whose config nobody here can read
+            takes = positive(stage.config, _INPUT_SIZES.get(stage.kind, ""), "size", where)
+            if known and takes is not None and takes != size:
+                raise ConfigError(
+                    f"{where} is for vectors of {takes} numbers, and the vectors of {'+'.join(modes)} have {size} there."
+                )
+            size = positive(stage.config, "out_features", "size", where) or size
         return size
 
 
@@ -142,7 +156,7 @@ def _embedding(modules: SentenceModules, given: dict[str, Any], config: ModelCon
     if stages:
         trace.decide("architectures", "after pooling", [f"{s.kind} ({s.folder})" for s in stages], MODULES)
     trace.decide("architectures", "normalize", normalize, source)
-    return PoolingSpec(
+    spec = PoolingSpec(
         modes=modes,
         stages=stages,
         normalize=normalize,
@@ -153,6 +167,8 @@ def _embedding(modules: SentenceModules, given: dict[str, Any], config: ModelCon
         lower_case=modules.lower_case,
         as_messages=modules.as_messages,
     )
+    spec.embedding_size(config.hidden_size, modes or ("one token",))
+    return spec
 
 
 def _classifier(modules: SentenceModules, given: dict[str, Any], config: ModelConfig, trace: Trace) -> PoolingSpec:

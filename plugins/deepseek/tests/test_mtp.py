@@ -18,9 +18,9 @@ from modelbay_testing.tiny import tiny_checkpoint
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 LAYERS = 2
 SIZES = {
-    "num_hidden_layers": LAYERS, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 12, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
 
 
@@ -260,6 +260,27 @@ def test_streams_grow_by_all_that_was_drawn(sometimes: Path) -> None:
     assert lengths == sorted(lengths)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tensor_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    ],
+    ids=str,
+)
+def test_d2_over_processes(sizes: dict[str, Any], sometimes: Path) -> None:
+    """Ranks that share layers guess the same; replicas send their guesses along."""
+    with opened(sometimes) as plain:
+        expected = outputs(plain, GREEDY)
+    with opened(sometimes, speculative_config=MTP, distributed_timeout_seconds=60, **sizes) as llm:
+        found = outputs(llm, GREEDY)
+        made, right = drafted(llm, GREEDY)
+    assert found == expected
+    assert 0 < right < made
+
+
 # ---- refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -293,5 +314,5 @@ def test_a_model_or_mesh_that_cannot_draft_is_refused(options: dict[str, Any], m
 
 
 def test_a_model_without_such_a_layer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="LlamaForCausalLM.* has no layer to draft with"):
+    with pytest.raises(UsageError, match=r"LlamaForCausalLM.* has no layer to draft with"):
         opened(tiny_checkpoint(tmp_path / "m", "llama"), speculative_config=MTP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -12,73 +11,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from modelbay.cli.main import run
+from modelbay_testing.serve_process import serve_process
 
 LONG = {"prompt": "The quick brown fox", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
 
 
-class Process:
-    """A server, the address that it said, and what it wrote to standard error."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self.url = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip())
-
-    def wait_until_ready(self) -> None:
-        end = time.monotonic() + 90
-        while True:
-            assert self.process.poll() is None, self.lines
-            assert time.monotonic() < end, self.lines
-            said = re.search(r"listening on (https?://\S+)", "\n".join(self.lines))
-            if said:
-                self.url = said[1]
-                try:
-                    if httpx.get(self.url + "/ready", timeout=5).status_code == 200:
-                        return
-                except httpx.TransportError:
-                    pass
-            time.sleep(0.1)
-
-    def wait(self) -> int:
-        code = self.process.wait(60)
-        self._reader.join(10)
-        return code
-
-
-@contextmanager
-def process(*argv: str, **environ: str) -> Iterator[Process]:
-    command = [sys.executable, "-m", "modelbay", "serve", *argv, "--port", "0", "--device", "cpu", "--dtype", "float32"]
-    started = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-    )  # fmt: skip
-    try:
-        yield Process(started)
-    finally:
-        started.kill()
-        started.wait()
-
-
 def test_sigterm_finishes_what_runs_and_takes_nothing_new(tiny: Path) -> None:
     """Under load, with more streams than the engine computes at once; the exit code is 0."""
-    with process(str(tiny), "--max-num-seqs", "4") as server, ThreadPoolExecutor(12) as clients:
+    with serve_process(str(tiny), "--max-num-seqs", "4") as server, ThreadPoolExecutor(12) as clients:
         server.wait_until_ready()
         expected = httpx.post(server.url + "/v1/completions", json=LONG, timeout=60).json()["choices"][0]["text"]
         began = threading.Semaphore(0)
@@ -112,7 +62,7 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(tiny: Path) -> None:
 
 @pytest.mark.deep
 def test_requests_that_outlast_the_shutdown_are_cut_and_the_process_ends(tiny: Path) -> None:
-    with process(str(tiny), "--shutdown-timeout", "1") as server:
+    with serve_process(str(tiny), "--shutdown-timeout", "1") as server:
         server.wait_until_ready()
         body = {**LONG, "n": 100, "temperature": 1.0, "stream": True}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
@@ -127,7 +77,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(tiny: Path, tmp_pat
     broken = tmp_path / "broken"
     shutil.copytree(tiny, broken)
     (broken / "model.safetensors").write_bytes(b"nothing")
-    with process(str(broken)) as server:
+    with serve_process(str(broken)) as server:
         assert server.wait() == 1
     assert [line for line in server.lines if line.startswith("error: ") and "model.safetensors" in line]
     assert not [line for line in server.lines if "Traceback" in line]
@@ -182,10 +132,56 @@ def wait_for_url(url: str, server: subprocess.Popen[Any]) -> None:
 
 @pytest.mark.deep
 def test_the_key_may_come_from_the_environment_and_ctrl_c_ends_it(tiny: Path) -> None:
-    with process(str(tiny), MODELBAY_API_KEY="sk-4711") as server:
+    with serve_process(str(tiny), MODELBAY_API_KEY="sk-4711") as server:
         server.wait_until_ready()
         assert httpx.get(server.url + "/v1/models").status_code == 401
         assert httpx.get(server.url + "/v1/models", headers={"Authorization": "Bearer sk-4711"}).status_code == 200
         server.process.send_signal(signal.SIGINT)
         assert server.wait() == 0
     assert not [line for line in server.lines if "sk-4711" in line or "Traceback" in line]
+
+
+@pytest.mark.deep
+def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callable[..., Path]) -> None:
+    """D3. With two ranks: requests that run hear of it within seconds, /health turns 503, and nobody is left behind."""
+    path = str(checkpoint("llama", num_attention_heads=4, num_key_value_heads=2))
+    with serve_process(path, "--tensor-parallel-size", "2", "--shutdown-timeout", "5") as server:
+        server.wait_until_ready()
+        assert httpx.post(server.url + "/v1/completions", json={**LONG, "max_tokens": 4}, timeout=60).is_success
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        [worker] = [child for child in family if "parallel.worker" in " ".join(child.cmdline())]
+        with ThreadPoolExecutor(4) as clients:
+            body = {**LONG, "max_tokens": 400, "n": 2}
+            streamed = clients.submit(
+                httpx.post, server.url + "/v1/completions", json={**body, "stream": True}, timeout=60
+            )
+            whole = [
+                clients.submit(httpx.post, server.url + "/v1/completions", json=body, timeout=60) for _ in range(2)
+            ]
+            wait_until_running(server.url)
+            began = time.monotonic()
+            worker.kill()
+            assert [answer.result(60).status_code for answer in whole] == [503, 503]
+            last = streamed.result(60).text.split("\n\n")[-3]
+            assert time.monotonic() - began < 30
+        for text in (whole[0].result().text, last):
+            assert "model_unavailable" in text
+            assert "rank 1" in text
+        assert server.status("/health") == 503
+        assert "rank 1" in httpx.get(server.url + "/health", timeout=10).text
+        assert httpx.post(server.url + "/v1/completions", json=LONG, timeout=60).status_code == 503
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0, server.lines
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    assert [line for line in server.lines if "rank 1" in line]
+    assert not [line for line in server.lines if "Traceback" in line]
+
+
+def wait_until_running(url: str) -> None:
+    end = time.monotonic() + 60
+    while "modelbay_sequences_running{" not in (said := httpx.get(url + "/metrics", timeout=10).text) or re.search(
+        r"^modelbay_sequences_running\{.*\} 0\.0$", said, re.M
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -15,8 +15,8 @@ from modelbay_runtime.kernels.table import KernelTable
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.sizes import check_mesh
-from modelbay_runtime.speculation import check_drafts, draft_tokens
 from modelbay_runtime.quantised import counted, keep_quantised
+from modelbay_runtime.speculation import check_drafts, draft_tokens
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

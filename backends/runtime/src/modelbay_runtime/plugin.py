@@ -75,7 +75,16 @@ def register_kernels() -> list[KernelSpec]:
         constraint="modelbay_runtime.kernels.onednn:constraint",
         available="modelbay_runtime.kernels.onednn:available",
     )
-    return [*reference, few_rows, onednn]
+    experts = KernelSpec(
+        set="onednn",
+        op="experts",
+        target="modelbay_runtime.kernels.onednn:experts",
+        devices=("cpu",),
+        dtypes=("bfloat16", "float32"),
+        constraint="modelbay_runtime.kernels.onednn:experts_constraint",
+        available="modelbay_runtime.kernels.onednn:available",
+    )
+    return [*reference, few_rows, onednn, experts]
 
 
 @hookimpl

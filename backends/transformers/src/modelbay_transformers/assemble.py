@@ -36,7 +36,7 @@ from modelbay_transformers.probe import ProbeResult, probe
 from modelbay_transformers.rotary import fix_rotary
 from modelbay_transformers.sliced import looked_up_table, split_embedding
 from modelbay_transformers.stages import enter_stage, leave_out_head
-from modelbay_transformers.surgery import replace_head, replace_linears
+from modelbay_transformers.surgery import module_name, replace_head, replace_linears
 from modelbay_transformers.tensor_parallel import (
     apply_plan,
     check_something_is_divided,
@@ -209,7 +209,7 @@ def _wrap(
         return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
     if resolution.task != "generate":
         return TransformersModel(base, kv_specs, holder, position_offset=offset)
-    embedding = next((name for name, module in base.named_modules() if module is base.get_input_embeddings()), None)
+    embedding = module_name(base, base.get_input_embeddings())
     tied_to = f"model.{embedding}.weight" if config.tie_word_embeddings and embedding else None
     head: Any = Absent(ANOTHER_STAGE, tied_to if build.parallel.is_first_stage else None)
     if build.parallel.is_last_stage:
@@ -222,7 +222,7 @@ def _wrap(
 
 def _replace_head(outer: Any, config: ModelConfig, build: BuildContext, table: nn.Embedding | None) -> None:
     head: Any = outer.get_output_embeddings()
-    name = next((name for name, module in outer.named_modules() if module is head), None)
+    name = module_name(outer, head)
     if type(head) is not nn.Linear or name is None or head.weight.dtype != build.dtype:
         return
     embedding: Any = outer.get_input_embeddings()
@@ -231,10 +231,8 @@ def _replace_head(outer: Any, config: ModelConfig, build: BuildContext, table: n
         return  # the class ties them by another flag than the text config's: one parameter, as it is
     if tied and build.parallel.tp.size > 1 and embedding is not table:
         return  # the table is whole, and the head is the same parameter
-    tied_to = (
-        next((f"{n}.weight" for n, module in outer.named_modules() if module is embedding), None) if tied else None
-    )
-    replace_head(build, outer, name, tied_to)
+    table_name = module_name(outer, embedding) if tied else None
+    replace_head(build, outer, name, f"{table_name}.weight" if table_name else None)
 
 
 def logit_factors(config: ModelConfig) -> tuple[float, float | None]:

@@ -163,8 +163,7 @@ def _replace(build: BuildContext, base: nn.Module, name: str, module: Any, activ
     for key, value in vars(module).items():
         if not key.startswith("_") and key not in vars(new) and isinstance(value, (int, float, str, bool)):
             setattr(new, key, value)  # the model's code may read it
-    path, _, child = name.rpartition(".")
-    base.get_submodule(path)._modules[child] = new
+    base.set_submodule(name, new)
     split = build.parallel.mesh.expert_parallel
     how = "ep_dispatch_experts: experts split over ranks" if split else "moe_tp_experts: each expert sliced"
     return how, "trial: the runtime's experts give the same"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import ModelbayError
+from modelbay.errors import ModelbayError, one_line_with_type
 from modelbay.plugins import Plugins
 from modelbay.trace import Rejected, Trace
 from modelbay_runtime.api import BuildContext, Step
@@ -121,8 +121,7 @@ def fuse_layers(
             continue
         fusion.layers[name] = FusedLayer(build, facts, _parameter_names(layer), holder)
     for name, block in fusion.layers.items():
-        parent, _, child = name.rpartition(".")
-        base.get_submodule(parent)._modules[child] = block
+        base.set_submodule(name, block)
     return fusion
 
 
@@ -184,7 +183,7 @@ def _try(build: BuildContext, plugins: Plugins, base: nn.Module, layer: nn.Modul
     except ModelbayError as error:
         return str(error)
     except Exception as error:
-        return f"it could not be tried alone ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        return f"it could not be tried alone ({one_line_with_type(error)[:140]})"
 
 
 def _expected_spec(facts: AttentionFacts) -> AttentionSpec:

@@ -10,6 +10,7 @@ from torch import nn
 from modelbay.errors import BackendError
 from modelbay_transformers import dispatch
 from modelbay_transformers.probe_run import configs_of
+from modelbay_transformers.surgery import module_name
 
 _IMAGE = ("pixel_values", "images", "image_patches")
 _AUDIO = (
@@ -59,7 +60,7 @@ def language_model_path(outer: nn.Module) -> str:
         if inner is found:
             break
         found = inner
-    path = next((name for name, module in outer.named_modules() if module is found), None)
+    path = module_name(outer, found)
     if not path:
         raise BackendError(f"{type(outer).__name__} has no part that is its language model alone.")
     return path

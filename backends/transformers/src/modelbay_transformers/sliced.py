@@ -20,7 +20,7 @@ from modelbay_runtime.layout import Section, Shard
 from modelbay_transformers import dispatch
 from modelbay_transformers.probe_run import NeedsValues, run_on_meta
 from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT
-from modelbay_transformers.surgery import input_embedding
+from modelbay_transformers.surgery import held_besides, module_name, token_table
 
 
 class SlicedLinear(Linear):
@@ -92,22 +92,21 @@ class AnyEmbedding(Embedding):
 def looked_up_table(build: BuildContext, outer: Any, base: Any) -> nn.Embedding | None:
     """The table of tokens, if it is to be split: the model's code only looks tokens up in it. Before anything is
     replaced."""
-    table = input_embedding(outer) or input_embedding(base)
+    table = token_table(outer, base)
     weight = getattr(table, "weight", None)
     if build.parallel.tp.size == 1 or not isinstance(table, nn.Embedding) or weight is None:
         return None
-    apart = (table, outer.get_output_embeddings())
-    if any(p is weight for m in outer.modules() if m not in apart for p in m._parameters.values()):
+    if held_besides(outer, weight, table, outer.get_output_embeddings()):
         return None
     return table if weight.dtype == build.dtype and _only_looked_up(base, table) else None
 
 
 def split_embedding(build: BuildContext, outer: nn.Module, table: nn.Embedding | None) -> None:
     """Split ``table``, unless a head that could not be replaced is the same parameter."""
-    name = next((name for name, module in outer.named_modules() if module is table), None)
+    name = module_name(outer, table)
     if table is None or name is None:
         return
-    if not any(p is table.weight for m in outer.modules() if m is not table for p in m._parameters.values()):
+    if not held_besides(outer, table.weight, table):
         _split_vocabulary(build, outer, name)
 
 
@@ -152,13 +151,12 @@ def _split_vocabulary(build: BuildContext, model: nn.Module, name: str) -> None:
     One whose class does more than look up (a scale) keeps its code: what it gives for the tokens of other ranks is
     zeroed, and the sum over ranks is taken.
     """
-    path, _, child = name.rpartition(".")
     old: Any = model.get_submodule(name)
     if type(old) is nn.Embedding:
         new = AnyEmbedding(build, old.num_embeddings, old.embedding_dim)
         if "forward" in old.__dict__:  # a stage that holds it for its head alone
             new.__dict__["forward"] = old.__dict__["forward"]
-        model.get_submodule(path)._modules[child] = new
+        model.set_submodule(name, new)
         return
     group, shard = build.parallel.tp, vocabulary_shard(build, old.num_embeddings)
     old._parameters["weight"] = parameter((shard.size + shard.pad, old.embedding_dim), build.dtype)

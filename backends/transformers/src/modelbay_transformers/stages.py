@@ -33,7 +33,7 @@ from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers.probe import ProbeResult
 from modelbay_transformers.probe_run import TOKENS
 from modelbay_transformers.stage_watch import LayerCall, check_independence, watch_layers
-from modelbay_transformers.surgery import input_embedding
+from modelbay_transformers.surgery import held_besides, module_name, token_table
 
 
 class _Stop(Exception):
@@ -86,9 +86,8 @@ def enter_stage(
             "in stages."
         )
     places = _places(config, base)
-    embedding = input_embedding(outer) or input_embedding(base)
-    weight = getattr(embedding, "weight", None)
-    shared = any(p is weight for m in outer.modules() if m is not embedding for p in m._parameters.values())
+    embedding = token_table(outer, base)
+    shared = held_besides(outer, getattr(embedding, "weight", None), embedding)
     keep = embedding if shared or (not prefix and resolution.config.tie_word_embeddings) else None
     names = [facts.name for facts in found.attention]
     stage = build_stage(base, places, parallel, resolution.config.hidden_size, device, names, keep, resolution.trace)
@@ -113,14 +112,13 @@ def _places(config: Any, base: nn.Module) -> dict[str, Stage] | None:
 
 def leave_out_head(outer: nn.Module, base: nn.Module, prefix: str, parallel: ParallelContext) -> None:
     """On a stage that is not the last: nothing around the base model."""
-    embedding: Any = input_embedding(outer) or input_embedding(base)
-    weight = getattr(embedding, "weight", None)
-    names = [name for name, module in outer.named_modules() if module is embedding]
+    embedding = token_table(outer, base)
+    weight, embedding_name = getattr(embedding, "weight", None), module_name(outer, embedding)
     for name, child in list(outer.named_children()):
         if name == prefix:
             continue
         tied = weight is not None and getattr(child, "weight", None) is weight and parallel.is_first_stage
-        outer._modules[name] = Absent(ANOTHER_STAGE, f"{names[0]}.weight" if tied and names else None)
+        outer._modules[name] = Absent(ANOTHER_STAGE, f"{embedding_name}.weight" if tied and embedding_name else None)
 
 
 def build_stage(

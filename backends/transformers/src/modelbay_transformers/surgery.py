@@ -1,4 +1,5 @@
-"""Replace Transformers' linears by the runtime's: the same product, its weight in the form that multiplies fastest.
+"""Find and replace modules of Transformers' model: linears and the head become the runtime's, the same product with its
+weight in the form that multiplies fastest.
 
 Only linears that the probe saw being called are touched. One whose weight is read in another way is left alone.
 """
@@ -26,17 +27,32 @@ def replace_linears(build: BuildContext, model: nn.Module, names: Iterable[str])
         new = Linear(build, old.in_features, old.out_features, bias=old.bias is not None)
         if old.weight.dtype != build.dtype:
             continue  # kept in another precision on purpose
-        _set(model, name, new)
+        model.set_submodule(name, new)
         replaced += 1
     return replaced
 
 
-def input_embedding(model: Any) -> Any:
-    """The table of tokens of ``model``, as its class says; None if it does not say."""
-    try:
-        return model.get_input_embeddings()
-    except (NotImplementedError, AttributeError):
-        return None
+def module_name(model: nn.Module, module: nn.Module | None) -> str | None:
+    """The name of ``module`` in ``model``; None if it is not in it."""
+    return next((name for name, found in model.named_modules() if found is module), None)
+
+
+def token_table(outer: nn.Module, base: nn.Module) -> Any:
+    """The embedding of tokens, as the class around the base model says, or the base model's; None if neither says."""
+    for model in (outer, base):
+        try:
+            table = model.get_input_embeddings()  # type: ignore[operator]
+        except (NotImplementedError, AttributeError):
+            continue
+        if table is not None:
+            return table
+    return None
+
+
+def held_besides(model: nn.Module, weight: torch.Tensor | None, *holders: nn.Module | None) -> bool:
+    """Whether a module of ``model`` other than ``holders`` has this very parameter too."""
+    others = (module for module in model.modules() if not any(module is holder for holder in holders))
+    return weight is not None and any(p is weight for module in others for p in module._parameters.values())
 
 
 class AnyHead(Head):
@@ -52,7 +68,7 @@ def replace_head(build: BuildContext, model: nn.Module, name: str, tied_to: str 
     new = AnyHead(build, old.in_features, old.out_features, tied_to=tied_to)
     if old.bias is not None:
         _keep_bias(build, model, old, new)
-    _set(model, name, new)
+    model.set_submodule(name, new)
 
 
 def _keep_bias(build: BuildContext, model: nn.Module, old: Any, new: Head) -> None:
@@ -67,8 +83,3 @@ def _keep_bias(build: BuildContext, model: nn.Module, old: Any, new: Head) -> No
                     module.shards = {**getattr(module, "shards", {}), key: new.shards["weight"]}  # type: ignore[assignment]
         new.shards["bias"] = new.shards["weight"]
     new.bias = bias
-
-
-def _set(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    model.get_submodule(parent)._modules[child] = module

@@ -104,14 +104,13 @@ def slice_linears(build: BuildContext, base: nn.Module, plan: TensorPlan | None,
     for name, style in division.styles.items():
         if name.startswith(skip):
             continue
-        path, _, child = name.rpartition(".")
-        parent = base.get_submodule(path)
-        old: Any = parent._modules[child]
+        old: Any = base.get_submodule(name)
         own = dataclasses.replace(build, dtype=old.weight.dtype)
-        parent._modules[child] = SlicedLinear(
-            own, old.in_features, old.out_features, bias=old.bias is not None, style=style, name=child,
-            parts=division.parts.get(name), sections=division.sections.get(name, ()),
+        new = SlicedLinear(
+            own, old.in_features, old.out_features, bias=old.bias is not None, style=style,
+            name=name.rpartition(".")[2], parts=division.parts.get(name), sections=division.sections.get(name, ()),
         )  # fmt: skip
+        base.set_submodule(name, new)
         count += 1
     return count
 

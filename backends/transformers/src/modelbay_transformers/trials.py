@@ -39,8 +39,7 @@ def replace_norms(build: BuildContext, base: nn.Module) -> int:
         if key not in verdicts:
             verdicts[key] = _is_rms_norm(module, eps)
         if verdicts[key]:
-            parent, _, child = name.rpartition(".")
-            base.get_submodule(parent)._modules[child] = AnyRMSNorm(build, module.weight.shape[0], eps)
+            base.set_submodule(name, AnyRMSNorm(build, module.weight.shape[0], eps))
             replaced += 1
     return replaced
 

@@ -36,7 +36,7 @@ def with_tools(
         many = many and body.tool_choice == "required"
         asked = form.forced(forced, many=many)
         params = params.replace(structured_outputs={"grammar": asked.grammar})
-        return ToolReader(form, names, asked.prefix, many), params
+        return ToolReader(form, names, asked.prefix, many, forced=True), params
     if form.opening_is_special and body.skip_special_tokens is None:
         params = params.replace(skip_special_tokens=False)
     return ToolReader(form, names, many=many), params

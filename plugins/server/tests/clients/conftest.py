@@ -18,13 +18,14 @@ ENGINE = {"dtype": "float32", "device": "cpu", "max_model_len": 1024, "kv_cache_
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\nYou may call functions. Signatures, in <tools></tools>:\n<tools>' }}
 {%- for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}
-{{- '\n</tools>\nFor each call return {"name": <name>, "arguments": <arguments>} in <tool_call></tool_call>.<|im_end|>\n' }}
+{{- '\n</tools>\nReturn {"name": <name>, "arguments": <arguments>} in <tool_call></tool_call>.<|im_end|>\n' }}
 {%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response>' }}
 {%- else %}{{ '<|im_start|>' + message.role + '\n' + message.content }}{% endif %}
 {%- for call in message.tool_calls or [] %}
-{{- '<tool_call>\n' }}{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{{ '\n</tool_call>' }}
+{{- '<tool_call>\n' }}{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+{{- '\n</tool_call>' }}
 {%- endfor %}{{- '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""

@@ -49,8 +49,8 @@ def test_chat_whole_and_streamed_with_usage(client: openai.OpenAI, real: LLM) ->
 
 
 def test_n_with_a_seed_and_stop(client: openai.OpenAI, real: LLM) -> None:
-    expected = answers(real, n=3, seed=11, temperature=1.0, top_p=0.9, max_tokens=16, stop=[".", ","])
-    said: Any = {"model": "smollm2", "messages": QUESTION, "n": 3, "seed": 11, "temperature": 1.0, "top_p": 0.9,
+    expected = answers(real, n=3, seed=11, temperature=2.0, top_p=0.9, max_tokens=16, stop=[".", ","])
+    said: Any = {"model": "smollm2", "messages": QUESTION, "n": 3, "seed": 11, "temperature": 2.0, "top_p": 0.9,
                  "max_tokens": 16, "stop": [".", ","]}  # fmt: skip
     whole = client.chat.completions.create(**said)
     assert [choice.message.content for choice in whole.choices] == [sequence.text for sequence in expected]

@@ -83,7 +83,7 @@ class Batch:
         return np.cumsum(self.new)
 
     def sampled_rows(self) -> np.ndarray:
-        """Of the sequences that are sampled, the rows whose logits are wanted: the last, and one more for each draft."""
+        """The rows whose logits are wanted: of each sequence that is sampled the last, and one more for each draft."""
         ends = self.ends[list(self.sampled)]
         if not any(self.drafts):
             return ends - 1

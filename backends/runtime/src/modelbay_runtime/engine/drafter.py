@@ -1,8 +1,8 @@
 """Speculative decoding on a rank: tokens guessed by the model's own draft layer, computed along with the sure one.
 
-A draft layer (DeepSeek-AI, 2024b, section 2.2) takes what the model made of position p and the token at p + 1, and
-predicts the token at p + 2; it keeps keys and values as other layers do. Whatever it says, the sampler decides: its rows
-of the cache may be stale without any harm but a guess that is not taken.
+A draft layer takes what the model made of position p and the token at p + 1, and predicts the token at p + 2; it keeps
+keys and values as other layers do. Whatever it says, the sampler decides: its rows of the cache may be stale (those of
+a shared prefix's last token are, whose next token differs) without any harm but a guess that is not taken.
 
 Legend: B sequences, R rows, H hidden size.
 """
@@ -51,6 +51,11 @@ class _Rows:
     hidden: torch.Tensor
 
 
+def _order(rows: _Rows) -> bool:
+    """Sequences with one row stand first, as in every step."""
+    return len(rows.following) != 1
+
+
 class Drafter:
     """Args:
     model: with ``draft`` and ``draft_logits``, see `modelbay_runtime.api`.
@@ -83,7 +88,11 @@ class Drafter:
                 rows.append(_Rows(place, before.start, following, before.hidden))
         if not rows:
             return batch, {}
-        tokens = self._model.draft_logits(self._last(batch, rows))[:, : self._vocab_size].argmax(-1).tolist()
+        rows.sort(key=_order)
+        ends = np.cumsum([len(row.following) for row in rows]) - 1
+        hidden = self._run(batch, rows)
+        last = hidden.index_select(0, torch.from_numpy(ends).to(hidden.device))
+        tokens = self._model.draft_logits(last)[:, : self._vocab_size].argmax(-1).tolist()
         ids, drafts = batch.input_ids.copy(), {}
         for row, token in zip(rows, tokens, strict=True):
             ids[begins[row.place] + 1] = token
@@ -109,18 +118,10 @@ class Drafter:
         while len(self._kept) > self._sequences:
             self._kept.popitem(last=False)
         if rows:
-            self._run(batch, rows)
-
-    def _last(self, batch: Batch, rows: list[_Rows]) -> torch.Tensor:
-        """[R, H]: of each row's last position."""
-        rows.sort(key=lambda row: len(row.following) != 1)
-        hidden = self._run(batch, rows)
-        ends = np.cumsum([len(row.following) for row in rows]) - 1
-        return hidden.index_select(0, torch.from_numpy(ends).to(hidden.device))
+            self._run(batch, sorted(rows, key=_order))
 
     def _run(self, batch: Batch, rows: Sequence[_Rows]) -> torch.Tensor:
-        """The draft layer's hidden states, [sum of R, H]. Sequences with one row stand first, as in every step."""
-        rows = sorted(rows, key=lambda row: len(row.following) != 1)
+        """The draft layer's hidden states, [sum of R, H], for rows in the order of a step."""
         places = np.array([row.place for row in rows])
         starts = np.array([row.start for row in rows], np.int64)
         new = np.array([len(row.following) for row in rows], np.int64)

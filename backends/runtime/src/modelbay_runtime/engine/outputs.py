@@ -90,6 +90,7 @@ class RequestMetrics:
             "num_preemptions": self.num_preemptions,
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
+            "acceptance_rate": self.acceptance_rate,
         }
 
 

@@ -86,7 +86,7 @@ class Runner:
         self.vocab_size = vocab_size
         self.neighbours = neighbours
         self.pooler = pooler
-        self.features = FeatureStore(self.model, media_cache_bytes)
+        self.features = FeatureStore(self.model, media_cache_bytes, among_ranks=built.context.parallel.mesh.size > 1)
         self.drafter = None
         if draft_tokens:
             layout = cache.layout

@@ -38,8 +38,8 @@ class Sequence:
         prompt_logprobs: of prompt tokens 1, 2, …, as far as they are computed.
         token_types: of a pair of texts, the number of each token's text.
         media: its images and audio, if it has any.
-        speculates: whether tokens may be guessed; drafts_next: whether the next step can, since the last one left what it
-            takes. num_drafts: guesses so far; num_accepted: those that were the token drawn.
+        speculates: whether tokens may be guessed; drafts_next: whether the next step can, since the last one left what
+            it takes. num_drafts: guesses so far; num_accepted: those that were the token drawn.
         pooling: what is made of its hidden states (``sampling`` is None then); pooled: what was made.
     """
 

@@ -24,7 +24,8 @@ def experts(
     """``sum over a token's experts of weight * down(act(gate(x)) * up(x))``, summed in float32.
 
     Args:
-        x: [T, H]. gate_up: [E, 2 I, H], gate before up. down: [E, H, I].
+        x: [T, H]. gate_up: [E, 2 I, H], gate before up. down: [E, H, I]. Where the implementation has a ``pack``, each
+            is a list of E weights that it made of them.
         ids: [T, k] int64, no expert twice in a row; E for those that other ranks hold, which give nothing here.
         weights: [T, k] float32.
 

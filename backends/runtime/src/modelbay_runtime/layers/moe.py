@@ -174,8 +174,14 @@ class Experts(nn.Module):
         )
 
     def post_load(self) -> None:
+        """The weights are complete: bring each expert's into the form that the kernel multiplies fastest."""
         for scaled in self.scaled or ():
             scaled.post_load(self)
+        pack = getattr(self.kernel, "pack", None)
+        for name in ("gate_up_proj", "down_proj") if pack is not None else ():
+            weight = self._parameters.pop(name)
+            assert weight is not None, "packed once"
+            setattr(self, name, nn.ParameterList(nn.Parameter(pack(each), requires_grad=False) for each in weight))
 
     @property
     def expert_load(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ Legend: T tokens of the step, F feature rows of one item, H hidden size.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from modelbay.errors import EngineError, one_line
 from modelbay_runtime.multimodal.batch import BatchMedia, StepItem
+
+logger = logging.getLogger("modelbay")
 
 #: Moves a host array to the device.
 ToDevice = Callable[[Any], torch.Tensor]
@@ -25,13 +28,15 @@ class FeatureStore:
 
     Args:
         limit_bytes: kept beyond the step that is computed; the items of a step stay for that step, whatever they take.
+        among_ranks: an item that cannot be encoded is NaN then, which ends its request where tokens are drawn. An
+            error would leave the ranks apart, and end the model.
     """
 
-    def __init__(self, model: Any, limit_bytes: int) -> None:
+    def __init__(self, model: Any, limit_bytes: int, *, among_ranks: bool = False) -> None:
         self.model = model
         self.limit_bytes = limit_bytes
+        self.among_ranks = among_ranks
         self.bytes = 0
-        self.num_encoded = 0
         self._epoch = 0
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
 
@@ -39,11 +44,15 @@ class FeatureStore:
         return len(self._kept)
 
     def embeds(self, input_ids: torch.Tensor, media: BatchMedia, to_device: ToDevice) -> torch.Tensor:
-        """[T] ids -> [T, H] embeddings, with feature rows in their places."""
+        """[T] ids -> [T, H] embeddings, with feature rows in their places.
+
+        Raises:
+            EngineError: an item that cannot be encoded, with its requests; not among ranks.
+        """
         if media.epoch != self._epoch:
             self._kept.clear()
             self.bytes, self._epoch = 0, media.epoch
-        features = [self._features(item) for item in media.items]
+        features = [self._features(item, input_ids.device) for item in media.items]
         self._shrink()
         rows = to_device(media.rows)
         # A placeholder's id need not be one that the embedding has.
@@ -51,15 +60,21 @@ class FeatureStore:
         for number, found in enumerate(features):
             mine = media.item_of == number
             part = found.index_select(0, to_device(media.feature_of[mine]))
-            embeds.index_copy_(0, to_device(media.rows[mine]), part.to(embeds.dtype))
+            embeds.index_copy_(0, to_device(media.rows[mine]), part.to(embeds.dtype).expand(-1, embeds.shape[1]))
         return embeds
 
-    def _features(self, wanted: StepItem) -> torch.Tensor:
-        """[F, H], computed once."""
+    def _features(self, wanted: StepItem, device: torch.device) -> torch.Tensor:
+        """[F, H], computed once; [F, 1] of NaN for what cannot be encoded among ranks."""
         item = wanted.item
         found = self._kept.get(item.digest)
         if found is None:
-            found = self._encode(wanted)
+            try:
+                found = self._encode(wanted)
+            except EngineError as error:
+                if not self.among_ranks:
+                    raise
+                logger.warning("%s", error)
+                found = torch.full((wanted.rows, 1), torch.nan, device=device)
             self._kept[item.digest] = found
             self.bytes += found.nbytes
         self._kept.move_to_end(item.digest)
@@ -76,7 +91,6 @@ class FeatureStore:
                 f"request {requests}: its {item.kind} cannot be encoded: {one_line(error)}.",
                 request_ids=wanted.requests,
             ) from error
-        self.num_encoded += 1
         if found.shape[0] != wanted.rows:
             raise EngineError(
                 f"request {requests}: the encoder made {found.shape[0]} rows of its {item.kind}, and the prompt has "

@@ -71,16 +71,24 @@ def paired(query: str | Sequence[str], documents: str | Sequence[str]) -> tuple[
     Raises:
         UsageError: not texts, or their numbers do not fit.
     """
-    queries = [query] if isinstance(query, str) else list(query)
-    texts = [documents] if isinstance(documents, str) else list(documents)
-    wrong = next((item for item in (*queries, *texts) if not isinstance(item, str)), None)
-    if wrong is not None:
-        raise UsageError(f"queries and documents are texts, got {type(wrong).__name__}.")
-    if len(queries) == 1:
-        queries = queries * len(texts)
-    if not texts or len(queries) != len(texts):
+    queries, texts = _texts(query), _texts(documents)
+    if not texts or len(queries) not in (1, len(texts)):
         raise UsageError(f"{len(queries)} queries and {len(texts)} documents: give one query, or one for each.")
-    return queries, texts
+    return queries * len(texts) if len(queries) == 1 else queries, texts
+
+
+def _texts(given: Any) -> list[str]:
+    """A mapping or a set is iterable too, and its keys, or their order, are not what was meant."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or isinstance(texts, bytes | bytearray):
+        raise UsageError(f"queries and documents are texts, or lists of them, got {type(given).__name__}.")
+
+    def check(text: Any) -> str:
+        if not isinstance(text, str):
+            raise UsageError(f"queries and documents are texts, got {type(text).__name__}.")
+        return text
+
+    return numbered(texts, check)
 
 
 def score_prompts(llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None) -> Given:

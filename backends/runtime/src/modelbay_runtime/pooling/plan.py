@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from modelbay.errors import UsageError
+from modelbay.errors import ConfigError, UsageError
 from modelbay.pooling import PoolingSpec
 from modelbay_runtime.sampling_params import PoolingParams
 
@@ -62,12 +62,13 @@ def make_plan(
         _refuse(params, "an embedding", ("use_activation",))
         assert spec is not None, "a model that embeds has a pooling spec"
         modes = (params.pooling_type,) if params.pooling_type else spec.modes or (default_mode,)
+        size = _embedding_size(spec, hidden_size, modes)
         return PoolingPlan(
             "embed",
             modes,
             skip,
             spec.normalize if params.normalize is None else params.normalize,
-            _dimensions(params, spec, spec.embedding_size(hidden_size, modes)),
+            _dimensions(params, spec, size),
         )
     assert_task(task, "classify")
     _refuse(params, "a classification", ("normalize", "dimensions", "pooling_type"))
@@ -104,6 +105,13 @@ def assert_task(task: str, wanted: str) -> None:
     else:
         hint = "Name a model with a classification head, or pass convert='classify' if the checkpoint has one."
     raise UsageError(f"this model was resolved to {task}, and {wanted} was asked of it.", hint=hint)
+
+
+def _embedding_size(spec: PoolingSpec, hidden_size: int, modes: tuple[str, ...]) -> int:
+    try:
+        return spec.embedding_size(hidden_size, modes)
+    except ConfigError as error:  # of the checkpoint's own modes that was seen before anything was loaded
+        raise UsageError(f"pooling_type={modes[0]} does not fit this model: {error.message}") from error
 
 
 def _dimensions(params: PoolingParams, spec: PoolingSpec, size: int) -> int | None:

@@ -15,6 +15,7 @@ from torch import nn
 from modelbay.errors import ConfigError, RemoteCodeError, WeightsError, one_line
 from modelbay.pooling import Stage
 from modelbay.pooling.names import activation_name
+from modelbay.pooling.values import boolean, positive
 from modelbay.source import ModelFiles
 from modelbay.weights.choose import choose_format
 
@@ -31,11 +32,13 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softmax": lambda x: torch.softmax(x, -1),
 }
+#: Far beyond any vector, and products of two are still numbers of bytes.
+_LARGEST = 1 << 24
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_DENSE_KEYS = {
-    "in_features", "out_features", "bias", "activation_function", "module_input_name", "module_output_name",
-    "use_residual",
-}  # fmt: skip
+#: Checked where the modules are read: they are about the sentence_embedding.
+_NAMES = {"module_input_name", "module_output_name"}
+_DENSE_KEYS = {"in_features", "out_features", "bias", "activation_function", "use_residual"} | _NAMES
+_LAYER_NORM_KEYS = {"dimension"} | _NAMES
 
 
 def load_stages(resolution: Resolution, device: torch.device) -> list[Callable[[torch.Tensor], torch.Tensor]]:
@@ -58,16 +61,13 @@ class Dense(nn.Module):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
-        config, where = stage.config, f"{stage.folder}/config.json"
-        unknown = sorted(set(config) - _DENSE_KEYS)
-        if unknown:
-            raise ConfigError(f"{where} has {', '.join(unknown)}, which is not known here.")
+        config, where = _checked(stage, _DENSE_KEYS)
         inputs, outputs = (_size(config, key, where) for key in ("in_features", "out_features"))
-        self.linear = nn.Linear(inputs, outputs, bias=bool(config.get("bias", True)))
+        self.linear = nn.Linear(inputs, outputs, bias=boolean(config, "bias", True, where))
         said = config.get("activation_function")
         self.activation = ACTIVATIONS["tanh" if said is None else activation_name(said, where)]
         self.residual: nn.Linear | None = None
-        self.adds_input = bool(config.get("use_residual"))
+        self.adds_input = boolean(config, "use_residual", False, where)
         if self.adds_input and inputs != outputs:
             self.residual = nn.Linear(inputs, outputs, bias=False)
 
@@ -80,9 +80,12 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
+    """A layer norm over the whole vector."""
+
     def __init__(self, stage: Stage) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(_size(stage.config, "dimension", f"{stage.folder}/config.json"))
+        config, where = _checked(stage, _LAYER_NORM_KEYS)
+        self.norm = nn.LayerNorm(_size(config, "dimension", where))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, D] -> [B, D]."""
@@ -149,11 +152,22 @@ def _remote(stage: Stage, resolution: Resolution, device: torch.device) -> Calla
     return lambda x: module.forward({"sentence_embedding": x})["sentence_embedding"]
 
 
+def _checked(stage: Stage, known: set[str]) -> tuple[Mapping[str, Any], str]:
+    """A stage's config, in which nothing is unknown, and where it stands."""
+    where = f"{stage.folder}/config.json"
+    unknown = sorted(set(stage.config) - known)
+    if unknown:
+        raise ConfigError(f"{where} has {', '.join(unknown)}, which is not known here.")
+    return stage.config, where
+
+
 def _size(config: Mapping[str, Any], key: str, where: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{where} has {key} {value!r}, which is no size.")
-    return value
+    size = positive(config, key, "size", where)
+    if size is None:
+        raise ConfigError(f"{where} has no {key}.")
+    if size > _LARGEST:
+        raise ConfigError(f"{where} has {key} {size}, which is no size of a vector.")
+    return size
 
 
 _MAKERS: Mapping[str, Callable[[Stage, Any, torch.device], Callable[[torch.Tensor], torch.Tensor]]] = {

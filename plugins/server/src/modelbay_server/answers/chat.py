@@ -107,7 +107,8 @@ class _ChoiceStream:
             yield from self._end(news)
 
     def _begin(self, output: Any) -> dict[str, Any]:
-        choice = self._shape({"role": "assistant", "content": ""})
+        tools = self._answer._tools
+        choice = self._shape({"role": "assistant", "content": None if tools and tools.forced else ""})
         if self._answer._body.return_token_ids:
             choice["prompt_token_ids"] = list(output.prompt_token_ids)
         return choice

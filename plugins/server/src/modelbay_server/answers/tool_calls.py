@@ -17,12 +17,14 @@ class ToolReader:
         names: of the tools that were offered.
         prefix: what the prompt made the answer begin with.
         many: whether more than the first call counts.
+        forced: whether nothing but calls is to be expected.
     """
 
     form: ToolForm
     names: Sequence[str]
     prefix: str = ""
     many: bool = True
+    forced: bool = False
 
     def read(self, text: str, *, cut: bool) -> tuple[str, list[dict[str, Any]]]:
         """The text outside of calls, and the calls as clients get them.

@@ -1,0 +1,35 @@
+"""Commands that start processes of their own, ended with all of them whatever happens."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import psutil
+
+
+@contextmanager
+def ended(processes: Sequence[subprocess.Popen[str]] | Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """After the block none of them runs, nor any process that one of them started and that is still its child."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+                process.wait()
+
+
+def run_to_end(command: Sequence[str], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """The command's outcome, with what it wrote.
+
+    Raises:
+        TimeoutExpired: after ``timeout`` seconds.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with ended([process]):
+        out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
