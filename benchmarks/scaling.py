@@ -288,8 +288,8 @@ def render(result: dict[str, Any]) -> str:
         f"{result['machine'].get('cpu', 'this machine')}: "
         + ", ".join(f"{text} for {rows} token{'s' if rows != '1' else ''}" for rows, text in milliseconds.items())
         + f". The machine reads {layer['memory_rate'] / 1e9:.1f} GB/s and multiplies at "
-        f"{layer['matmul_rate'] / 1e9:,.0f} GFLOP/s at best: eight rows reach {layer['of_memory']:.0%} of the one, a prompt "
-        f"of 512 tokens {layer['of_matmul']:.0%} of the other.",
+        f"{layer['matmul_rate'] / 1e9:,.0f} GFLOP/s at best: eight rows reach "
+        f"{layer['of_memory']:.0%} of the one, a prompt of 512 tokens {layer['of_matmul']:.0%} of the other.",
         "",
         "### The projection",
         "",

@@ -185,6 +185,8 @@ def test_prompts_and_their_default(tmp_path: Path) -> None:
     sentence = {"prompts": {"query": "Q: ", "document": None}, "default_prompt_name": "query"}
     found = spec(tmp_path / "a", {"config_sentence_transformers.json": sentence})
     assert (dict(found.prompts), found.default_prompt) == ({"query": "Q: ", "document": ""}, "query")
+    with pytest.raises(ConfigError, match=r"default_prompt_name \['query'\], which is no name"):
+        spec(tmp_path / "c", {"config_sentence_transformers.json": {**sentence, "default_prompt_name": ["query"]}})
     with pytest.raises(ConfigError, match="default_prompt_name 'other', and no such prompt"):
         spec(tmp_path / "b", {"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "other"}})
 

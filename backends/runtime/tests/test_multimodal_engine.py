@@ -408,7 +408,7 @@ def test_a_text_model_takes_no_images(checkpoint: Callable[[str], Path]) -> None
         ({"image": [picture(1)] * 2}, "fewer placeholders"),
         ({"image": None}, None),
     ],
-    ids=str,
+    ids=["audio", "video", "too-many", "no-mapping", "a-number", "too-few-placeholders", "null"],
 )
 def test_unsupported_media_are_refused_by_name(data: Any, match: str | None, open_media: Callable[..., LLM]) -> None:
     llm = open_media(media_kinds=("image",), limit_mm_per_prompt={"image": 2})

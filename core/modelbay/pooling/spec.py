@@ -75,7 +75,7 @@ class PoolingSpec:
             takes = positive(stage.config, _INPUT_SIZES.get(stage.kind, ""), "size", where)
             if known and takes is not None and takes != size:
                 raise ConfigError(
-                    f"{where} is for vectors of {takes} numbers, and the vectors of {'+'.join(modes)} have {size} there."
+                    f"{where} is for vectors of {takes} numbers, and those of {'+'.join(modes)} have {size} there."
                 )
             size = positive(stage.config, "out_features", "size", where) or size
         return size

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,8 @@ def test_the_key_may_come_from_the_environment_and_ctrl_c_ends_it(tiny: Path) ->
 
 
 @pytest.mark.deep
-def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callable[..., Path], idle: bool) -> None:
     """D3. With two ranks: requests that run hear of it within seconds, /health turns 503, and nobody is left behind."""
     path = str(checkpoint("llama", num_attention_heads=4, num_key_value_heads=2))
     with serve_process(path, "--tensor-parallel-size", "2", "--shutdown-timeout", "5") as server:
@@ -150,25 +152,13 @@ def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callabl
         assert httpx.post(server.url + "/v1/completions", json={**LONG, "max_tokens": 4}, timeout=60).is_success
         family = psutil.Process(server.process.pid).children(recursive=True)
         [worker] = [child for child in family if "parallel.worker" in " ".join(child.cmdline())]
-        with ThreadPoolExecutor(4) as clients:
-            body = {**LONG, "max_tokens": 400, "n": 2}
-            streamed = clients.submit(
-                httpx.post, server.url + "/v1/completions", json={**body, "stream": True}, timeout=60
-            )
-            whole = [
-                clients.submit(httpx.post, server.url + "/v1/completions", json=body, timeout=60) for _ in range(2)
-            ]
-            wait_until_running(server.url)
-            began = time.monotonic()
+        if idle:
             worker.kill()
-            assert [answer.result(60).status_code for answer in whole] == [503, 503]
-            last = streamed.result(60).text.split("\n\n")[-3]
-            assert time.monotonic() - began < 30
-        for text in (whole[0].result().text, last):
-            assert "model_unavailable" in text
-            assert "rank 1" in text
-        assert server.status("/health") == 503
+            wait_for(lambda: server.status("/health") == 503)
+        else:
+            check_running_requests_end(server.url, worker)
         assert "rank 1" in httpx.get(server.url + "/health", timeout=10).text
+        assert server.status("/health") == 503
         assert httpx.post(server.url + "/v1/completions", json=LONG, timeout=60).status_code == 503
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0, server.lines
@@ -178,10 +168,25 @@ def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callabl
     assert not [line for line in server.lines if "Traceback" in line]
 
 
-def wait_until_running(url: str) -> None:
-    end = time.monotonic() + 60
-    while "modelbay_sequences_running{" not in (said := httpx.get(url + "/metrics", timeout=10).text) or re.search(
-        r"^modelbay_sequences_running\{.*\} 0\.0$", said, re.M
-    ):
+def check_running_requests_end(url: str, worker: psutil.Process) -> None:
+    with ThreadPoolExecutor(4) as clients:
+        body = {**LONG, "max_tokens": 480, "n": 4, "temperature": 1.0}
+        post = partial(clients.submit, httpx.post, url + "/v1/completions", timeout=60)
+        streamed, *whole = post(json={**body, "stream": True}), post(json=body), post(json=body)
+        running = re.compile(r"^modelbay_sequences_running\{.*\} [1-9]", re.M)
+        wait_for(lambda: bool(running.search(httpx.get(url + "/metrics", timeout=10).text)))
+        worker.kill()
+        began = time.monotonic()
+        assert [answer.result(60).status_code for answer in whole] == [503, 503]
+        last = streamed.result(60).text.split("\n\n")[-3]
+        assert time.monotonic() - began < 30
+    for text in (whole[0].result().text, last):
+        assert "model_unavailable" in text
+        assert "rank 1" in text
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -159,7 +159,9 @@ def test_p2_a_module_of_the_repository_runs_with_trust_only(make: Make, open_mod
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ({"in_features": 32}, WeightsError, "2_Dense/model.safetensors holds .* its config makes it"),
+        ({"in_features": 32}, ConfigError, "2_Dense/config.json is for vectors of 32 numbers, .* of mean have 64"),
+        ({"out_features": 16}, WeightsError, "2_Dense/model.safetensors holds .* its config makes it"),
+        ({"out_features": 10**30}, ConfigError, "out_features 10+, which is no size of a vector"),
         ({"bias": False}, WeightsError, "2_Dense/model.safetensors holds"),
         ({"activation_function": "my.Act"}, ConfigError, r"names the activation 'my\.Act'"),
         ({"gate": True}, ConfigError, "2_Dense/config.json has gate, which is not known here"),

@@ -77,5 +77,6 @@ def _spread(level: torch.Tensor | None, where: torch.Tensor | None, like: torch.
     """One level's rows [F, H] in the places where they are added: [T, H], zero elsewhere."""
     rows = torch.zeros_like(like)
     if level is not None and where is not None:
-        rows[where.reshape(-1, *where.shape[2:])[: len(like)].view(len(like), -1)[:, 0]] = level.to(like.dtype)
+        # [1, T], or [1, T, H] with all of a row alike.
+        rows[where.reshape(len(like), -1)[:, 0]] = level.to(like.dtype)
     return rows

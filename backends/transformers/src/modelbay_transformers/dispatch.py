@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from modelbay_transformers.masks import describe_mask, placeholder_mask
+from modelbay_transformers.probe_run import SMALL
 
 #: The value of ``config._attn_implementation``. No mask function has this name, so Transformers builds no mask.
 ATTENTION = "modelbay"
@@ -71,7 +72,7 @@ def blank(
     module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
 ) -> torch.Tensor:
     """Attention in shape alone: small numbers."""
-    return v.new_full((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), 0.01)
+    return v.new_full((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), SMALL)
 
 
 def _attend(

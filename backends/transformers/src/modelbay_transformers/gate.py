@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelbay_transformers.base_output import BaseOutput
+
 
 class Arrived(BaseException):
     """What the model around gave to its language model; ends its forward there. No Exception: none of its handlers is
@@ -35,7 +37,7 @@ class Gate:
             if self._taking:
                 raise Arrived(kwargs)
             if self._hidden is not None:
-                return Hidden(self._hidden)
+                return BaseOutput(self._hidden)
             return served(*args, **kwargs)
 
         language_model.__dict__["forward"] = forward
@@ -58,21 +60,3 @@ class Gate:
             return outer(**inputs)
         finally:
             self._hidden = None
-
-
-class Hidden:
-    """A base model's output, of any of Transformers' kinds: hidden states, and None for whatever else is asked."""
-
-    def __init__(self, last_hidden_state: torch.Tensor) -> None:
-        self.last_hidden_state = last_hidden_state
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-    def __getitem__(self, index: int | slice | str) -> Any:
-        return getattr(self, index) if isinstance(index, str) else (self.last_hidden_state,)[index]
-
-    def keys(self) -> tuple[str, ...]:
-        """Models that hand on an output as keyword arguments ask for its names."""
-        return ("last_hidden_state",)

@@ -14,8 +14,10 @@ from torch import nn
 
 from modelbay.errors import EngineError, ModelbayError, one_line
 from modelbay_runtime.api import KVSpec, Step
+from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
+from modelbay_transformers.base_output import BaseOutput
 from modelbay_transformers.positions import give_positions, numbered
 from modelbay_transformers.probe_run import fixed_arguments
 from modelbay_transformers.stages import PipelineStage
@@ -142,7 +144,7 @@ class TransformersWithHead(TransformersModel):
     """
 
     def __init__(
-        self, base: nn.Module, head: Head, scale: float, kv_specs: Mapping[int, KVSpec], holder: StepHolder,
+        self, base: nn.Module, head: Head | Absent, scale: float, kv_specs: Mapping[int, KVSpec], holder: StepHolder,
         softcap: float | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
@@ -170,20 +172,4 @@ class HandOver(nn.Module):
         return self if not name.startswith("_") and name != "hidden" else super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return _Hidden(self.hidden, None if self.pool is None else self.pool(self.hidden))
-
-
-class _Hidden:
-    """A base model's output, of any of Transformers' kinds: hidden states, what was pooled of them if anything was, and
-    None for whatever else is asked."""
-
-    def __init__(self, last_hidden_state: torch.Tensor, pooler_output: torch.Tensor | None = None) -> None:
-        self.last_hidden_state, self.pooler_output = last_hidden_state, pooler_output
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        values = (self.last_hidden_state, self.pooler_output)
-        return (values if self.pooler_output is not None else values[:1])[index]
+        return BaseOutput(self.hidden, None if self.pool is None else self.pool(self.hidden))

@@ -2,7 +2,8 @@
 
 Decoders of the BART kind take no positions, and pass ``position_ids`` to one of their children: there ours take the
 place of theirs. Others call ``torch.arange`` in the middle of a layer: the probe sees on which line, and on that line
-they get our positions. That no other part of the model numbers tokens is for the probe to see.
+they get our positions. That no other part of the model numbers tokens is for the probe to see. A few count from their
+padding index on.
 """
 
 from __future__ import annotations
@@ -102,3 +103,23 @@ class _Numbering(TorchFunctionMode):
         if output.shape != self.positions.shape:
             raise EngineError(f"the model numbers {len(output)} tokens, and the step has {len(self.positions)}.")
         return self.positions.to(output.dtype)
+
+
+def position_offset(base: nn.Module) -> int:
+    """RoBERTa and its descendants number positions from the padding index on."""
+    module = _numbers_from_padding(base)
+    return int(module.padding_idx) + 1 if module else 0
+
+
+def position_room(base: nn.Module) -> int | None:
+    """How many tokens such a model has positions for: its table begins with rows that no token gets."""
+    module = _numbers_from_padding(base)
+    table = getattr(module, "position_embeddings", None)
+    return table.num_embeddings - position_offset(base) if isinstance(table, nn.Embedding) else None
+
+
+def _numbers_from_padding(base: nn.Module) -> Any:
+    for module in base.modules():
+        if hasattr(module, "create_position_ids_from_input_ids") and getattr(module, "padding_idx", None) is not None:
+            return module
+    return None

@@ -26,15 +26,12 @@ from modelbay_transformers.probe_run import (
     LinearWatch,
     NeedsValues,
     Seen,
-    accepted_arguments,
     attention_named,
     name_attention,
     run_on_meta,
     shape_of,
 )
 from modelbay_transformers.spread import OwnNumbering
-
-__all__ = ["TOKENS", "AttentionFacts", "ProbeResult", "accepted_arguments", "probe", "run_as_served", "run_on_meta"]
 
 #: Arguments of the attention interface that change nothing here.
 _WITHOUT_MEANING = {
@@ -227,15 +224,8 @@ def _run(base: nn.Module, name: str, tokens: int = TOKENS, *, first: int = 0) ->
 
 def _run_once(base: nn.Module, name: str, tokens: int, values: bool, first: int) -> _Run:
     recorder, linears = _Recorder(), LinearWatch(base)
-    before = [(module, dispatch.attached(module)) for module in base.modules()]
-    for module, _ in before:
-        dispatch.attach(module, recorder)
-    try:
-        with linears, attention_named(base, name):
-            seen = run_on_meta(base, tokens, values=values, first=first)
-    finally:
-        for module, serve in before:
-            dispatch.attach(module, serve)
+    with dispatch.attending(base, recorder), linears, attention_named(base, name):
+        seen = run_on_meta(base, tokens, values=values, first=first)
     return recorder.calls, seen, linears.inputs
 
 

@@ -22,7 +22,8 @@ from modelbay_transformers.spread import MetaSpreads, OwnNumbering, mark_given, 
 TOKENS = 11
 #: What the errors of operations say that would need values which are not there.
 _NEEDS_VALUES = ("meta tensor", "register_meta", "unallocated storage")
-_SMALL = 0.01
+#: In the place of values that are not there: parameters, and what stand-ins give.
+SMALL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def one_number(base: nn.Module) -> Iterator[None]:
         for module, parameters in kept:
             for name, parameter in parameters.items():
                 if parameter is not None:
-                    view = torch.full((), _SMALL, dtype=parameter.dtype).expand(parameter.shape)
+                    view = torch.full((), SMALL, dtype=parameter.dtype).expand(parameter.shape)
                     module._parameters[name] = mark_hidden(nn.Parameter(view, requires_grad=False))  # type: ignore[assignment]
         yield
     finally:

@@ -21,11 +21,10 @@ from torch.utils._pytree import tree_flatten
 
 from modelbay.errors import BackendError
 from modelbay_transformers import dispatch
-from modelbay_transformers.probe_run import NeedsValues, run_on_meta
+from modelbay_transformers.probe_run import SMALL, NeedsValues, run_on_meta
 from modelbay_transformers.shares import NotShared, Shape, Share, mark_share, result_share, share_of
 
 _aten = torch.ops.aten
-_SMALL = 0.01
 _VIEWS = {_aten.view, _aten._unsafe_view, _aten._reshape_alias, _aten.reshape}
 #: Whether they run depends on how a tensor lies in memory.
 _INVISIBLE = {_aten.clone, _aten.detach, _aten.alias, _aten.contiguous, _aten.lift_fresh}
@@ -160,7 +159,7 @@ class Simulation:
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: dict[str, Any]
     ) -> torch.Tensor:
         self.order.append(self.names[module])
-        return v.new_full((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), _SMALL)
+        return dispatch.blank(module, q, k, v, mask, facts)
 
 
 class _Attention:
@@ -185,8 +184,7 @@ class _Attention:
                 self._check_sinks(module, sinks, heads, sources)
             split = Share(2, self.size, sources)
         self.found[module] = LocalAttention(heads, kv_heads)
-        out = v.new_full((q.shape[0], q.shape[2], heads, v.shape[3]), _SMALL)
-        return mark_share(out, split)
+        return mark_share(dispatch.blank(module, q, k, v, mask, facts), split)
 
     def _check(self, given: Mapping[str, Share | None], kv_heads: int, sources: frozenset[str]) -> None:
         q, k, v = given["q"], given["k"], given["v"]
@@ -346,7 +344,7 @@ def _linear(simulation: Simulation, name: str, linear: Any, division: Division) 
             if any(size % parts for size in sections or (width,)):
                 raise NotShared(f"the {width} features of {name} do not divide over {parts}", frozenset((name,)))
             width //= parts
-        out = input.new_full((*input.shape[:-1], width), _SMALL)
+        out = input.new_full((*input.shape[:-1], width), SMALL)
         if style == COLWISE:
             simulation.latest = name
         made = Share(input.dim() - 1, parts, frozenset((name,)), sections)

@@ -30,8 +30,9 @@ from modelbay.trace import Trace
 from modelbay.weights.matching import ANOTHER_STAGE
 from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.parallel.context import ParallelContext
+from modelbay_transformers.base_output import BaseOutput
 from modelbay_transformers.probe import ProbeResult
-from modelbay_transformers.probe_run import TOKENS
+from modelbay_transformers.probe_run import SMALL, TOKENS
 from modelbay_transformers.stage_watch import LayerCall, check_independence, watch_layers
 from modelbay_transformers.surgery import held_besides, module_name, token_table
 
@@ -42,16 +43,6 @@ class _Stop(Exception):
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
         self.hidden = hidden
-
-
-class _StageOutput:
-    """What the forward of a stage that is not the last returns: hidden states [1, T, H]."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return (self.last_hidden_state,)[index]
 
 
 @dataclass(slots=True)
@@ -239,7 +230,7 @@ def _leave_out(layer: nn.Module, name: str, stage: PipelineStage, call: LayerCal
 
 def _nothing_received(hidden: torch.Tensor) -> torch.Tensor:
     """While the model is looked at, no stage has sent anything: hidden states from nowhere."""
-    return torch.full(hidden.shape, 0.01, dtype=hidden.dtype, device=hidden.device)
+    return torch.full(hidden.shape, SMALL, dtype=hidden.dtype, device=hidden.device)
 
 
 def _give_zeros(module: nn.Module, output: torch.Tensor, device: torch.device, keep: nn.Module | None) -> None:
@@ -267,6 +258,6 @@ def _end_early(base: nn.Module) -> None:
         try:
             return forward(*args, **kwargs)
         except _Stop as stop:
-            return _StageOutput(stop.hidden)
+            return BaseOutput(stop.hidden)
 
     base.__dict__["forward"] = ending

@@ -23,6 +23,8 @@ from modelbay_server.stats import EngineStats, engine_stats
 logger = logging.getLogger("modelbay_server")
 Result = TypeVar("Result")
 
+#: Seconds after which an engine that has nothing to do is asked whether it still could.
+CHECK_SECONDS = 1.0
 #: Steps that may fail in a row, each ending the requests that ran in it, before the engine counts as dead.
 MAX_FAILURES = 3
 
@@ -153,13 +155,25 @@ class EngineLoop:
         """Take what has come, then compute one step. False when there is nothing left to do, ever."""
         cpu = time.thread_time()
         while not self._entries or not self._inbox.empty():
-            self._take(self._inbox.get())
+            try:
+                self._take(self._inbox.get(timeout=CHECK_SECONDS))
+            except queue.Empty:
+                if self._cannot_go_on():
+                    return False
             if not self._entries:
                 self._look()  # so that who asks while nothing runs sees that nothing runs
                 if self._stopping:
                     return False
         self._step(time.thread_time() - cpu)
         return True
+
+    def _cannot_go_on(self) -> bool:
+        """Whether a process that the engine needs has ended; then it counts as dead."""
+        reason = self._llm.engine.executor.failed()
+        if reason is not None:
+            logger.error("the engine has ended: %s", reason)
+            self._die(EngineError(reason))
+        return reason is not None
 
     def _take(self, command: Callable[[], None] | None) -> None:
         if command is None:
@@ -223,6 +237,8 @@ class EngineLoop:
 
     def _step_failed(self, error: Exception) -> None:
         """End the requests that the error is about. Where it is about none, all; and soon enough, the engine."""
+        if self._cannot_go_on():
+            return
         if isinstance(error, EngineError):
             logger.error("a step failed: %s", error)
         else:

@@ -211,9 +211,9 @@ def _covering(total: int, lists: list[list[Any]]) -> list[int]:
 def _mrope(default: Any) -> dict[str, Any]:
     """Rotary dimensions are dealt out between time, height and width: as few as a tiny head has, in the same order."""
     rope = getattr(default, "rope_parameters", None)
-    sections = rope.get("mrope_section") if isinstance(rope, dict) else None
-    if not sections:
+    if not isinstance(rope, dict) or not rope.get("mrope_section"):
         return {}
+    sections = rope["mrope_section"]
     room = int(HEAD_SIZE // 2 * rope.get("partial_rotary_factor", 1.0))
     rest = [max(1, section * room // sum(sections)) for section in sections[1:]]
     return {"rope_parameters": {**rope, "mrope_section": [room - sum(rest), *rest]}}

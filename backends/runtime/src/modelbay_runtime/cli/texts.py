@@ -55,7 +55,7 @@ def size_of(name: str) -> int | None:
 
 def _parsed(text: str, where: str) -> tuple[Any, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}.") from error
     if isinstance(value, str):
@@ -63,8 +63,15 @@ def _parsed(text: str, where: str) -> tuple[Any, Any]:
     key = next((key for key in _KEYS if isinstance(value, dict) and value.get(key) is not None), None)
     if key is None:
         raise UsageError(f"{where}: a JSON object with {', '.join(_KEYS[:-1])} or {_KEYS[-1]} was expected.")
-    prompt = {"prompt_token_ids": value[key]} if key == "prompt_token_ids" else value[key]
-    return prompt, value.get("id")
+    found, own = value[key], value.get("id")
+    kind, wanted = (list, "a list of token ids") if key == "prompt_token_ids" else (str, "a text")
+    if not isinstance(found, kind):  # numbers of several lines would be taken for one prompt's token ids
+        raise UsageError(f"{where}: {key} is {wanted}, got {found!r:.100}.")
+    return ({key: found} if kind is list else found), own
+
+
+def _no_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is not of JSON")
 
 
 def _opened(name: str) -> IO[bytes]:

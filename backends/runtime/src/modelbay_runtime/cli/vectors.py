@@ -32,6 +32,8 @@ def open_writer(name: str) -> Writer:
     makers: dict[str, Callable[[Path], Writer]] = {".npy": _npy, ".jsonl": _jsonl}
     if path.suffix not in makers:
         raise UsageError(f"--output {name}: the ending says the format: .npy or .jsonl.")
+    if path.is_dir():  # seen when the file gets its name otherwise: after all the work
+        raise UsageError(f"cannot write {name}: it is a directory.")
     try:
         return makers[path.suffix](path)
     except OSError as error:

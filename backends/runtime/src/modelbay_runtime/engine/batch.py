@@ -5,8 +5,10 @@ Legend: T tokens of the step, B sequences, M blocks per sequence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from modelbay_runtime.engine.scheduler import Scheduled
 from modelbay_runtime.multimodal.batch import BatchMedia, batch_media
 from modelbay_runtime.pooling.chunks import chunks_of, token_types_of
 from modelbay_runtime.pooling.reduce import Chunk
+
+if TYPE_CHECKING:
+    from modelbay_runtime.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,23 @@ def make_batch(
             epoch,
         ),
     )
+
+
+def prompt_rows(scheduled: SequenceOf[Scheduled], requests: Mapping[str, Request]) -> list[PromptRows]:
+    """Which rows of a step say how likely the prompt's tokens were, of requests that want to know."""
+    wanted, begin = [], 0
+    for place, item in enumerate(scheduled):
+        sequence = item.sequence
+        k = requests[sequence.request_id].prompt_logprobs
+        # A row predicts the token after it: rows of the prompt but its last one, each once even after preemption.
+        first = max(sequence.num_computed, len(sequence.prompt_logprobs))
+        last = min(sequence.num_computed + item.num_new, sequence.num_prompt - 1)
+        if k is not None and not sequence.index and first < last:
+            at = begin - sequence.num_computed
+            targets = tuple(sequence.token_ids[first + 1 : last + 1])
+            wanted.append(PromptRows(place, at + first, at + last, targets, k))
+        begin += item.num_new
+    return wanted
 
 
 def idle_batch(layout: CacheLayout) -> Batch:

@@ -14,15 +14,13 @@ from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution
 from modelbay.tokenizer import load_tokenizer, stop_token_ids
 from modelbay.weights.accounting import LoadReport
-from modelbay_runtime.engine.batch import PromptRows, make_batch
-from modelbay_runtime.engine.block_pool import BlockPool
+from modelbay_runtime.engine.batch import Batch, make_batch, prompt_rows
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.executor import Executor, open_executor
 from modelbay_runtime.engine.guess import Guess
 from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.kv_manager import KVManager
-from modelbay_runtime.engine.lanes import Lane, choose_lane, under_way
-from modelbay_runtime.engine.memory import step_tokens
+from modelbay_runtime.engine.lanes import Lane, choose_lane, make_lane, under_way
 from modelbay_runtime.engine.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from modelbay_runtime.engine.prompts import Prompt, fit_prompt
 from modelbay_runtime.engine.request import Request
@@ -69,7 +67,7 @@ class Engine:
     def _set_up(self) -> None:
         args, config, plan = self.resolution.args, self.resolution.config, self.executor.rank.plan
         self.max_model_len = plan.max_model_len
-        self.lanes = [self._make_lane() for _ in range(self.executor.lanes)]
+        self.lanes = [make_lane(self.executor.rank, self.executor.depth) for _ in range(self.executor.lanes)]
         self.eos_token_ids = self._eos_token_ids()
         self.sampler = Sampler(config.vocab_size, self.executor.runner.device, args.seed)
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
@@ -81,21 +79,6 @@ class Engine:
         self._epoch = 0
         self.media = MediaReader(self.resolution, self.tokenizer, self.model)
         self._say_cache()
-
-    def _make_lane(self) -> Lane:
-        args, plan = self.resolution.args, self.executor.rank.plan
-        pool = BlockPool(plan.budget.num_blocks)
-        kv = KVManager(plan.layout, pool, args.max_num_seqs, self.max_model_len, args.enable_prefix_caching)
-        if not plan.layout.groups:
-            # Nothing is kept, so a token sees the later ones too: all of its sequence must be in one step.
-            args = args.replace(enable_chunked_prefill=False)
-        batched_tokens = step_tokens(args, self.max_model_len)
-        drafts = self.executor.rank.built.context.draft_tokens
-        scheduler = Scheduler(
-            kv, args.max_num_seqs, batched_tokens, args.enable_chunked_prefill, self.executor.depth,
-            drafts, self.max_model_len,
-        )  # fmt: skip
-        return Lane(kv, scheduler)
 
     @property
     def model(self) -> Any:
@@ -274,9 +257,7 @@ class Engine:
             if not any(scheduled):
                 return
             this: Round = [
-                (items, make_batch(items, lane.kv, self._prompt_rows(items), lane.given_up, self._epoch))
-                if items
-                else None
+                (items, self._batch(lane, items)) if items else None
                 for lane, items in zip(self.lanes, scheduled, strict=True)
             ]
             self._rounds.append(this)
@@ -287,6 +268,9 @@ class Engine:
                 for item in items:
                     self.requests[item.sequence.request_id].mark_scheduled()
             self.executor.submit([None if part is None else part[1] for part in this])
+
+    def _batch(self, lane: Lane, items: list[Scheduled]) -> Batch:
+        return make_batch(items, lane.kv, prompt_rows(items, self.requests), lane.given_up, self._epoch)
 
     def _take(self, this: Round, outputs: list[BatchOutput | None]) -> list[RequestOutput | PoolingOutput]:
         """What a round brought, lane by lane."""
@@ -301,7 +285,7 @@ class Engine:
             step = StepOutput(items, batch, output)
             # A request that was given up meanwhile has no use for it.
             items = [item for item in items if item.sequence.in_flight]
-            self._take_prompt_logprobs(step)
+            step.take_prompt_logprobs()
             for item in items:
                 self._advance(item.sequence, item.num_new - item.num_drafts)
                 item.sequence.drafts_next = item.sequence.speculates
@@ -409,26 +393,3 @@ class Engine:
         if ending.finish_reason == "error":
             logger.warning("request %s: %s", sequence.request_id, ending.stop_reason)
         self._finish(sequence)
-
-    def _prompt_rows(self, scheduled: list[Scheduled]) -> list[PromptRows]:
-        """Which rows of a step say how likely the prompt's tokens were, of requests that want to know."""
-        wanted, begin = [], 0
-        for place, item in enumerate(scheduled):
-            sequence = item.sequence
-            params = self.requests[sequence.request_id].params
-            k = params.prompt_logprobs if isinstance(params, SamplingParams) else None
-            # A row predicts the token after it: rows of the prompt but its last one, each once even after preemption.
-            first = max(sequence.num_computed, len(sequence.prompt_logprobs))
-            last = min(sequence.num_computed + item.num_new, sequence.num_prompt - 1)
-            if k is not None and not sequence.index and first < last:
-                at = begin - sequence.num_computed
-                targets = tuple(sequence.token_ids[first + 1 : last + 1])
-                wanted.append(PromptRows(place, at + first, at + last, targets, k))
-            begin += item.num_new
-        return wanted
-
-    @staticmethod
-    def _take_prompt_logprobs(step: StepOutput) -> None:
-        for sequence, entries in step.prompt_logprobs:
-            if sequence.in_flight:
-                sequence.prompt_logprobs += entries

@@ -62,6 +62,10 @@ class Executor(Protocol):
         """What every rank gave to others so far, by rank; empty where there are no others."""
         ...
 
+    def failed(self) -> str | None:
+        """Why nothing can be computed any more, or None; whoever has nothing to compute can ask now and then."""
+        ...
+
     def close(self) -> None:
         """End the other processes. Idempotent."""
         ...
@@ -96,6 +100,10 @@ class InlineExecutor:
 
     def traffic(self) -> list[RankTraffic]:
         return []
+
+    def failed(self) -> str | None:
+        """What fails here fails where it is computed."""
+        return None
 
     def close(self) -> None:
         """Nothing to end."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from modelbay_runtime.engine.block_pool import BlockPool
 from modelbay_runtime.engine.kv_manager import KVManager
+from modelbay_runtime.engine.memory import step_tokens
+from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence
 
@@ -28,6 +31,18 @@ class Lane:
         return sum(len(sequence) for sequence in waiting) + sum(
             max(len(sequence) - sequence.num_computed, 1) for sequence in self.scheduler.running
         )
+
+
+def make_lane(rank: Rank, depth: int) -> Lane:
+    """An empty one, for the cache that all ranks agreed on. ``depth``: rounds under way at a time."""
+    args, plan, drafts = rank.resolution.args, rank.plan, rank.built.context.draft_tokens
+    pool = BlockPool(plan.budget.num_blocks)
+    kv = KVManager(plan.layout, pool, args.max_num_seqs, plan.max_model_len, args.enable_prefix_caching)
+    if not plan.layout.groups:
+        # Nothing is kept, so a token sees the later ones too: all of its sequence must be in one step.
+        args = args.replace(enable_chunked_prefill=False)
+    tokens, chunked = step_tokens(args, plan.max_model_len), args.enable_chunked_prefill
+    return Lane(kv, Scheduler(kv, args.max_num_seqs, tokens, chunked, depth, drafts, plan.max_model_len))
 
 
 def choose_lane(lanes: list[Lane], sequence: Sequence) -> int:

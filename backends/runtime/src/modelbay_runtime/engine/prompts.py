@@ -76,7 +76,10 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int, media: Medi
         if (prompt.get("prompt_token_ids") is None) == (prompt.get("prompt") is None):
             found = ", ".join(map(str, prompt)) or "nothing"
             raise UsageError(f"a prompt mapping has either 'prompt' or 'prompt_token_ids', got {found}.")
-        prompt = prompt["prompt"] if prompt.get("prompt") is not None else prompt["prompt_token_ids"]
+        ids = prompt.get("prompt_token_ids")
+        if isinstance(ids, str):
+            raise UsageError("prompt_token_ids is a list of token ids, got a string.", hint="Give it as prompt.")
+        prompt = prompt["prompt"] if ids is None else ids
     if media is not None and media.required and not items:
         raise UsageError(f"the prompt has neither image nor audio, and {media.name} does not run on text alone.")
     if items and media is not None and isinstance(prompt, str):

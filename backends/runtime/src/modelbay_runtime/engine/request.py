@@ -37,6 +37,11 @@ class Request:
     def finished(self) -> bool:
         return all(sequence.status is Status.FINISHED for sequence in self.sequences)
 
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are wanted at each position of the prompt; None: nothing."""
+        return self.params.prompt_logprobs if isinstance(self.params, SamplingParams) else None
+
     def mark_scheduled(self) -> None:
         if self.metrics.first_scheduled_time is None:
             self.metrics.first_scheduled_time = time.monotonic()

@@ -43,6 +43,12 @@ class StepOutput:
         found = zip(batch.prompt_rows, output.prompt_logprobs, strict=True)
         self.prompt_logprobs = [(sequences[rows.sequence], entries) for rows, entries in found]
 
+    def take_prompt_logprobs(self) -> None:
+        """To their sequences, but for those that were given up meanwhile."""
+        for sequence, entries in self.prompt_logprobs:
+            if sequence.in_flight:
+                sequence.prompt_logprobs += entries
+
 
 def check_pooled(pooled: Mapping[str, torch.Tensor]) -> None:
     """``pooled``: request id -> result. Where the engine looks at it an error ends a step; on a rank it would end all.

@@ -178,7 +178,9 @@ class Experts(nn.Module):
         for scaled in self.scaled or ():
             scaled.post_load(self)
         pack = getattr(self.kernel, "pack", None)
-        for name in ("gate_up_proj", "down_proj") if pack is not None else ():
+        if pack is None:
+            return
+        for name in ("gate_up_proj", "down_proj"):
             weight = self._parameters.pop(name)
             assert weight is not None, "packed once"
             setattr(self, name, nn.ParameterList(nn.Parameter(pack(each), requires_grad=False) for each in weight))

@@ -179,6 +179,12 @@ class DistributedExecutor:
             self._tell(("traffic",))
             return self._member.world.to_first(self._member.world.traffic())
 
+    def failed(self) -> str | None:
+        if self._broken is None and self._started is not None and (words := self._started.failed()):
+            self._broken = words
+            self._end(at_once=True)
+        return self._broken
+
     def _tell(self, command: Any) -> None:
         if self._broken is not None:
             raise EngineError(f"this model cannot be used any more: {self._broken}", hint="Load it again.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,20 +121,31 @@ def score_prompts(llm: LLM, queries: list[str], documents: list[str], params: Po
 def bi_encoder_prompts(
     llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None
 ) -> tuple[Given, list[tuple[int, int]]]:
-    """Each different text once, and for every pair the places of its two."""
+    """Each different text once, and for every pair the places of its two.
+
+    Raises:
+        UsageError: naming the first pair that cannot be served by its index.
+    """
     assert_task(llm.resolution.task, "embed")
     if isinstance(params, PoolingParams) and params.task is not None:
         params = dataclasses.replace(params, task=None)
     spec = llm.resolution.pooling
     before = (prompt_for(spec, QUERY), prompt_for(spec, DOCUMENT))
-    places: dict[tuple[int, str], int] = {}
-    pairs = [
-        (places.setdefault((0, query), len(places)), places.setdefault((1, text), len(places)))
-        for query, text in zip(queries, documents, strict=True)
-    ]
     [wanted] = _params(params, "embed", 1)
-    prompts = [_one(llm, text, wanted, before[side]) for side, text in places]
-    _check(llm, prompts, [wanted] * len(prompts))
+    places: dict[tuple[int, str], int] = {}
+    prompts: list[Prompt] = []
+
+    def place(side: int, text: str) -> int:
+        if (side, text) not in places:
+            found = _one(llm, text, wanted, before[side])
+            _check(llm, [found], [wanted])
+            places[side, text] = len(prompts)
+            prompts.append(found)
+        return places[side, text]
+
+    pairs = numbered(
+        list(zip(queries, documents, strict=True)), lambda pair: (place(0, pair[0]), place(1, pair[1]))
+    )
     return (prompts, [wanted] * len(prompts)), pairs
 
 
@@ -194,7 +205,7 @@ def _one(llm: LLM, item: Any, params: PoolingParams, before: str) -> Prompt:
 
 
 def _is_text(item: Any) -> bool:
-    return isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("prompt"), str))
+    return isinstance(item, str) or (isinstance(item, Mapping) and isinstance(item.get("prompt"), str))
 
 
 def _check(llm: LLM, prompts: list[Prompt], params: Sequence[PoolingParams]) -> None:

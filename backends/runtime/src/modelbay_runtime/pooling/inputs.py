@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from modelbay.errors import ModelbayError, UsageError
@@ -52,6 +52,9 @@ def prompt_text(spec: PoolingSpec | None, name: str | None, prompt: str | None) 
         UsageError: both are given, or the model has no prompt of that name.
     """
     prompts = spec.prompts if spec is not None else {}
+    for what, given in (("prompt", prompt), ("prompt_name", name)):
+        if not isinstance(given, str | None):
+            raise UsageError(f"{what} is a string, got {type(given).__name__}.")
     if prompt is not None:
         if name is not None:
             raise UsageError("prompt and prompt_name were both given; give one.")
@@ -79,14 +82,19 @@ def read_text(
     Raises:
         UsageError: it is no prompt; or ids, where something must be put before them.
     """
-    text = item.get("prompt") if isinstance(item, dict) and item.get("prompt_token_ids") is None else item
+    is_mapping = isinstance(item, Mapping)
+    text = item.get("prompt") if is_mapping and item.get("prompt_token_ids") is None else item
     if not isinstance(text, str):
         if before:
             raise UsageError("a prompt can be put before a text, not before token ids.")
         return read_prompt(item, tokenizer, vocab_size)
     text = before + (text.lower() if lower else text)
-    if tokenizer is None or params.truncate_prompt_tokens is None:
-        return read_prompt(text, tokenizer, vocab_size)
+    uncut = tokenizer is None or params.truncate_prompt_tokens is None
+    if is_mapping or uncut:
+        # The mapping as a whole: what else it has would be dropped.
+        prompt = read_prompt({**item, "prompt": text} if is_mapping else text, tokenizer, vocab_size)
+        if uncut:
+            return prompt
     ids, _ = _encode(tokenizer, text, None, params, max_model_len)
     return encoded(ids, text, vocab_size)
 

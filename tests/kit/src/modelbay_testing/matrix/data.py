@@ -23,13 +23,15 @@ attention, cache and batching (`model_impl="transformers"`; `auto` takes it wher
 
 For the latter, every architecture of Transformers {version} was made tiny with random weights and run in float32: a
 batch of mixed lengths, prompts in chunks, then token by token through the cache. It matches if no logit (of an encoder:
-no hidden state; of a classifier: no logit of a class) differs from Transformers' own forward by more than 1e-4, or by 1e-5 of the largest value where that is
-more. What does not match is refused before weights are loaded, for the reason given here. `modelbay list-archs --all`
-shows the same list; `modelbay explain MODEL` probes the model at hand, with its own config.
+no hidden state; of a classifier: no logit of a class) differs from Transformers' own forward by more than 1e-4, or by
+1e-5 of the largest value where that is more. What does not match is refused before weights are loaded, for the reason
+given here. `modelbay list-archs --all` shows the same list; `modelbay explain MODEL` probes the model at hand, with its
+own config.
 
 Models for images and audio were given random inputs in the form that their processors give (pixels, patches, spectra),
 in a batch with text; seven families also run with their own processor on real images and sounds
-(`backends/transformers/tests/test_media.py`). Their language model is served as above; their towers run on Transformers' own code, one image or sound at a time.
+(`backends/transformers/tests/test_media.py`). Their language model is served as above; their towers run on
+Transformers' own code, one image or sound at a time.
 
 What matches was run once more on two ranks that share its layers (tensor parallel), and as two stages (pipeline): "yes"
 where the same holds, else the reason for which it is refused, before weights are loaded too.
