@@ -55,6 +55,24 @@ class Modelbay:
         return versions("modelbay", "torch", "transformers") | {"settings": self.options} | torch_threads()
 
 
+class ModelbayTexts(Modelbay):
+    """The same with texts on both sides, as a server has them."""
+
+    def __init__(self, model: str, dtype: str, max_model_len: int, **options: Any) -> None:
+        super().__init__(model, dtype, max_model_len, **options)
+        self.generate = self._generate_texts  # type: ignore[assignment]
+
+    def _generate_texts(self, prompts: list[str], max_tokens: int) -> list[TokenIds]:
+        from modelbay import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def generate_text(self, prompt: str, max_tokens: int) -> TokenIds:
+        return self._generate_texts([prompt], max_tokens)[0]
+
+
 class ModelbayTransformers(Modelbay):
     """This project's engine on Transformers' modelling code, whether or not there is a native family."""
 

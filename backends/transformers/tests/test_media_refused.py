@@ -110,7 +110,7 @@ def test_x10_a_model_without_a_processor_says_so(llava: Path, tmp_path: Path) ->
 def test_x10_media_that_were_never_compared_are_refused_and_text_is_served(tmp_path: Path) -> None:
     """mllama attends to its images apart from its tokens."""
     from modelbay_testing.matrix.cases import IMAGE_TEXT, Case
-    from modelbay_testing.matrix.media_attempt import media_config
+    from modelbay_testing.matrix.media_configs import media_config
 
     config = media_config(Case(IMAGE_TEXT, "mllama", "MllamaForConditionalGeneration"))
     config.save_pretrained(tmp_path)

@@ -133,7 +133,7 @@ def test_x7_experts_split_over_ranks(model_type: str, tmp_path: Path) -> None:
     check(path, EP2)
     [run, _] = run_mesh(path, EP2, SEQUENCES[:1], **engine(EP2))
     experts = next(m for name, m in run.built.module.named_modules() if name.endswith("experts"))
-    assert experts.down_proj.shape[0] == 2
+    assert len(experts.down_proj) == 2
 
 
 def test_x7_replicas_exchange_tokens(tmp_path: Path) -> None:

@@ -78,6 +78,19 @@ def test_official_v3_has_671_billion_parameters_and_37_active(tmp_path: Path) ->
     assert "fp8" in said["quantization method"]
 
 
+def test_official_v3_kept_in_fp8_takes_a_byte_for_a_parameter(tmp_path: Path) -> None:
+    """Scales are bytes and no parameters; embedding, head, routers and what attention absorbs have two or four."""
+    (tmp_path / "config.json").write_text(json.dumps(V3), encoding="utf-8")
+    resolution = resolve(str(tmp_path), max_model_len=4096, device="cpu", quantization="fp8")
+    found = holdings(resolution, Mesh())
+    assert found.parameters / 1e9 == pytest.approx(671.03, abs=0.01)
+    [rank] = found.ranks
+    twice = 2 * 129280 * 7168 + 61 * 128 * 256 * 512  # embedding and head, kv_b_proj
+    scales = 4 * 671e9 / 128**2
+    routers = 3 * 58 * 256 * 7168
+    assert rank.weight_bytes == pytest.approx(found.parameters + twice + scales + routers, rel=2e-4)
+
+
 def test_official_v2_lite_has_15_7_billion_parameters(tmp_path: Path) -> None:
     model, said = built(tmp_path, V2_LITE)
     everything, active = counts(model)

@@ -32,14 +32,14 @@ def make(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
     def build(name: str, **overrides: Any) -> tuple[Path, Any]:
         import transformers
 
-        from modelbay_testing.matrix.attempt import _randomize
+        from modelbay_testing.matrix.reference import randomize
 
         cls = getattr(transformers, name)
         values = {**SIZES, **(ROBERTA if "Roberta" in name else {}), **overrides}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = cls(cls.config_class(**values)).eval()
-            _randomize(model)
+            randomize(model)
         folder = tmp_path / name
         model.save_pretrained(folder)
         tiny_tokenizer(folder, chat_template=None)

@@ -140,16 +140,14 @@ def media_checkpoint(folder: Path, model_type: str, **more: Any) -> tuple[Path, 
 
     ``more``: config values beside the family's.
     """
-    from transformers.models.auto import modeling_auto as auto
-
-    from modelbay_testing.matrix.cases import Case
-    from modelbay_testing.matrix.media_attempt import media_config, media_reference
+    from modelbay_testing.matrix.cases import media_models
+    from modelbay_testing.matrix.media_configs import media_config, media_reference
 
     folder.mkdir(parents=True, exist_ok=True)
     processor, overrides = FAMILIES[model_type][1](folder)
-    names = {**auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    config = media_config(Case("media", model_type, names[model_type]), {**overrides, **more})
-    model = media_reference(config, names[model_type])
+    [case] = [case for case in media_models() if case.model_type == model_type]
+    config = media_config(case, {**overrides, **more})
+    model = media_reference(config, case.architecture)
     model.save_pretrained(folder)
     config.save_pretrained(folder)
     _save(processor, folder)

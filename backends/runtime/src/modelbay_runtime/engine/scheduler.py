@@ -86,13 +86,12 @@ class Scheduler:
             if not wanted:
                 position += 1
                 continue
-            drafts = self._drafts(sequence, wanted, budget)
             fits, victims = self._make_room(sequence, wanted)
             preempted = preempted or victims > 0
             if not fits:
                 break
-            scheduled.append(Scheduled(sequence, wanted + drafts, drafts))
-            budget -= wanted + drafts
+            scheduled.append(Scheduled(sequence, wanted))
+            budget -= wanted
             position += 1
         if not preempted:
             self._admit(scheduled, budget, share)
@@ -102,6 +101,8 @@ class Scheduler:
                 f"{len((self.running or self.waiting)[0])} tokens.",
                 hint="Give it more memory (kv_cache_memory_bytes) or a smaller max_model_len.",
             )
+        if self.num_drafts:
+            scheduled = self._with_drafts(scheduled)
         scheduled.sort(key=lambda item: item.num_new != 1)
         return scheduled
 
@@ -114,14 +115,23 @@ class Scheduler:
             return sequence.media.cut(sequence.num_computed + min(wanted, budget)) - sequence.num_computed
         return min(wanted, budget)
 
-    def _drafts(self, sequence: Sequence, wanted: int, budget: int) -> int:
-        """How many tokens behind the last one are guessed: none for which another sequence would have to give way."""
-        if not (self.num_drafts and sequence.drafts_next and wanted == 1 and sequence.sampling is not None):
+    def _with_drafts(self, scheduled: list[Scheduled]) -> list[Scheduled]:
+        """Guesses behind last tokens, in the room that the tokens which are sure have left."""
+        budget = self.max_batched_tokens - sum(item.num_new for item in scheduled)
+        found = []
+        for item in scheduled:
+            drafts = self._drafts(item.sequence, budget) if item.num_new == 1 and item.completes else 0
+            budget -= drafts
+            found.append(Scheduled(item.sequence, item.num_new + drafts, drafts))
+        return found
+
+    def _drafts(self, sequence: Sequence, budget: int) -> int:
+        if not sequence.drafts_next or sequence.sampling is None:
             return 0
-        count = min(self.num_drafts, budget - 1, self.max_model_len - len(sequence))
+        count = min(self.num_drafts, budget, self.max_model_len - len(sequence))
         if (limit := sequence.sampling.params.max_tokens) is not None:
             count = min(count, limit - len(sequence.output_ids) - 1)
-        return count if count > 0 and self.kv.grow(sequence, wanted + count) else 0
+        return count if count > 0 and self.kv.grow(sequence, 1 + count) else 0
 
     def _make_room(self, sequence: Sequence, wanted: int) -> tuple[bool, int]:
         """Blocks for a running sequence, preempting the latest arrivals.

@@ -143,9 +143,7 @@ def bi_encoder_prompts(
             prompts.append(found)
         return places[side, text]
 
-    pairs = numbered(
-        list(zip(queries, documents, strict=True)), lambda pair: (place(0, pair[0]), place(1, pair[1]))
-    )
+    pairs = numbered(list(zip(queries, documents, strict=True)), lambda pair: (place(0, pair[0]), place(1, pair[1])))
     return (prompts, [wanted] * len(prompts)), pairs
 
 

@@ -56,14 +56,14 @@ def deepseek_with_draft_layer(folder: Path) -> tuple[Path, Path]:
 def bert(folder: Path) -> Path:
     from transformers import BertConfig, BertModel
 
-    from modelbay_testing.matrix.attempt import _randomize
+    from modelbay_testing.matrix.reference import randomize
 
     sizes: dict[str, Any] = {
         "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "max_position_embeddings": 512, "pad_token_id": 0,
     }  # fmt: skip
     model = BertModel(BertConfig(**sizes))
-    _randomize(model)
+    randomize(model)
     model.save_pretrained(folder)
     return tiny_tokenizer(folder, chat_template=None)
 

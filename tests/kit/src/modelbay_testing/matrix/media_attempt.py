@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from modelbay_testing.logits import worst_difference
-from modelbay_testing.matrix.attempt import TOLERANCE, Outcome, _randomize, refusal
+from modelbay_testing.matrix.attempt import Outcome, judged, refusal, said_by
 from modelbay_testing.matrix.cases import Case
-from modelbay_testing.matrix.media_inputs import Inputs, item_inputs, vision_of
+from modelbay_testing.matrix.media_configs import media_config, media_reference
+from modelbay_testing.matrix.media_inputs import Inputs, item_inputs
 from modelbay_testing.matrix.media_run import MediaRequest, MediaRunner
-from modelbay_testing.tiny_configs import FIRST_MEDIA_ID, VOCAB_SIZE, tiny_config
+from modelbay_testing.tiny_configs import FIRST_MEDIA_ID
 
 OUTPUT_TOKENS = 16
 #: Models whose prompts have one image, at their beginning, and attend both ways as a whole.
@@ -28,72 +29,8 @@ class Unserved(Exception):
     """Text is served, images and audio are refused."""
 
 
-def media_config(case: Case, overrides: Mapping[str, Any] | None = None) -> Any:
-    """A tiny config whose images are small too. ``overrides``: in the place of the family's."""
-    from modelbay_testing.matrix.media_configs import MEDIA
-
-    given = dict(MEDIA.get(case.model_type, {}) if overrides is None else overrides)
-    config = tiny_config(case.model_type, **given)
-    vision = vision_of(config)
-    patch, size = getattr(vision, "patch_size", None), getattr(vision, "image_size", None)
-    if "image_size" not in str(given) and isinstance(patch, int) and isinstance(size, int):
-        vision.image_size = 4 * patch
-    for name in ("audio_config", "encoder_config"):
-        audio: Any = getattr(config, name, None)
-        if getattr(audio, "max_source_positions", None) and "max_source_positions" not in str(given):
-            audio.max_source_positions = 32
-    pinpoints = getattr(config, "image_grid_pinpoints", None)
-    if isinstance(pinpoints, (list, tuple)):
-        side = vision.image_size
-        config.image_grid_pinpoints = [[side, 2 * side], [2 * side, side]]
-    for number, name in enumerate(("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")):
-        if hasattr(config, name) and not {name, name.replace("index", "id")} & set(given):
-            _set_id(config, name, FIRST_MEDIA_ID + number // 2)
-    _share_out_rotary(config, case.architecture)
-    config.architectures = [case.architecture]
-    return config
-
-
-def _set_id(config: Any, name: str, value: int) -> None:
-    """Ids that a prompt's text does not have."""
-    found = getattr(config, name)
-    if found is None or (isinstance(found, int) and not FIRST_MEDIA_ID <= found < VOCAB_SIZE):
-        setattr(config, name, value)
-
-
-def _share_out_rotary(config: Any, architecture: str) -> None:
-    """Classes with positions in several rows have a default for heads of 128."""
-    import transformers
-
-    base = getattr(transformers, architecture.replace("ForConditionalGeneration", "Model"), None)
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None)
-    if (
-        hasattr(base, "get_rope_index")
-        and isinstance(rope, dict)
-        and "rope_type" in rope
-        and "mrope_section" not in rope
-    ):
-        room = int(text.head_dim if getattr(text, "head_dim", None) else text.hidden_size // text.num_attention_heads)
-        room = int(room * rope.get("partial_rotary_factor", 1.0)) // 2
-        text.rope_parameters = {**rope, "mrope_section": [room - 2 * (room // 3), room // 3, room // 3]}
-
-
-def media_reference(config: Any, architecture: str) -> Any:
-    import copy
-
-    import transformers
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = getattr(transformers, architecture)._from_config(copy.deepcopy(config), dtype=torch.float32).eval()
-    _randomize(model)
-    return model
-
-
 def attempt_media(case: Case, folder: Path) -> Outcome:
     """Try a case in ``folder``; never raises for what a model does."""
-    from modelbay.errors import ModelbayError, one_line_with_type
     from modelbay_transformers.refusals import MEDIA_REFUSED
 
     facts = (case.task, case.model_type, case.architecture)
@@ -109,15 +46,11 @@ def attempt_media(case: Case, folder: Path) -> Outcome:
             return Outcome(*facts, "fails", "it builds, and no tiny copy of it can be made to compare it with")
         reference = media_reference(config, case.architecture)
         difference, scale, note = _compare(config, reference, case, folder)
-        matches = difference <= TOLERANCE * max(1.0, scale / 10)
-        outcome, reason = ("matches", "") if matches else ("differs", f"values up to {scale:.3g}")
-        return Outcome(*facts, outcome, reason, float(f"{difference:.0e}"), note=note)
+        return judged(facts, difference, scale, note)
     except Unserved as refusal_of_media:
         return Outcome(*facts, "refused", str(refusal_of_media))
-    except ModelbayError as error:
-        return Outcome(*facts, "fails", f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        return Outcome(*facts, "fails", f"{one_line_with_type(error)[:320]}")
+        return Outcome(*facts, "fails", said_by(error))
 
 
 def _config(case: Case) -> tuple[Any, bool]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import queue
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from modelbay_testing.matrix.cases import Case
-from modelbay_testing.matrix.run import Worker
+from modelbay_testing.matrix.run import Worker, on_workers
 
 #: What a name begins with that a worker is to try on ranks.
 PREFIX = "ranks:"
@@ -28,28 +26,28 @@ def attempt_ranks(case: Case, folder: Path) -> dict[str, str]:
     """Field -> outcome, for every mesh; never raises for what a model does."""
     import torch
 
-    from modelbay_testing.matrix.attempt import _config, _forward, _randomize, _reference
+    from modelbay_testing.matrix.reference import case_config, forward_rows, randomize, reference_model
     from modelbay_testing.tiny import tiny_tokenizer
     from modelbay_testing.tiny_configs import FIRST_MEDIA_ID
 
-    config, _ = _config(case)
+    config, _ = case_config(case)
     config.architectures = [case.architecture]
-    reference = _reference(case, config)
-    _randomize(reference)
+    reference = reference_model(case, config)
+    randomize(reference)
     reference.save_pretrained(folder)
     config.save_pretrained(folder)
     tiny_tokenizer(folder)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, FIRST_MEDIA_ID, (n,), generator=generator).tolist() for n in _LENGTHS]
-    expected = _forward(reference, prompts)
+    expected = forward_rows(reference, prompts)
     return {field: _outcome(case, folder, sizes, prompts, expected) for field, sizes in MESHES.items()}
 
 
 def _outcome(case: Case, folder: Path, sizes: tuple[int, int], prompts: list[list[int]], expected: list[Any]) -> str:
-    from modelbay.errors import BackendError, ModelbayError, UsageError, one_line_with_type
+    from modelbay.errors import BackendError, UsageError
     from modelbay_runtime.parallel.mesh import Mesh
     from modelbay_testing.logits import worst_difference
-    from modelbay_testing.matrix.attempt import TOLERANCE, arguments
+    from modelbay_testing.matrix.attempt import arguments, close, said_by
     from modelbay_testing.parallel import mesh_logits
 
     mesh = Mesh(pp=sizes[0], tp=sizes[1])
@@ -59,35 +57,20 @@ def _outcome(case: Case, folder: Path, sizes: tuple[int, int], prompts: list[lis
         found = mesh_logits(folder, mesh, prompts, decoded=decoded, **values)
     except (BackendError, UsageError) as error:
         return error.message
-    except ModelbayError as error:
-        return f"fails: {type(error).__name__}: {error.message}"
     except Exception as error:
-        return f"fails: {one_line_with_type(error)[:320]}"
+        return f"fails: {said_by(error)}"
     scale, worst = max(rows.abs().max().item() for rows in expected), worst_difference(found, expected)
-    return MATCHES if worst <= TOLERANCE * max(1.0, scale / 10) else f"differs by {worst:.1g} of {scale:.3g}"
+    return MATCHES if close(worst, scale) else f"differs by {worst:.1g} of {scale:.3g}"
 
 
 def run_on_ranks(cases: Iterable[Case], workers: int = 2) -> Iterator[tuple[Case, dict[str, str]]]:
     """What comes out for each case, as they come."""
-    pool: queue.Queue[Worker] = queue.Queue()
-    made = [Worker() for _ in range(workers)]
-    for worker in made:
-        pool.put(worker)
 
-    def one(case: Case) -> tuple[Case, dict[str, str]]:
-        worker = pool.get()
-        try:
-            answer, reason = worker.ask(PREFIX + case.name)
-            return case, json.loads(answer) if answer else dict.fromkeys(MESHES, f"fails: {reason}")
-        finally:
-            pool.put(worker)
+    def ask(worker: Worker, case: Case) -> tuple[Case, dict[str, str]]:
+        answer, reason = worker.ask(PREFIX + case.name)
+        return case, json.loads(answer) if answer else dict.fromkeys(MESHES, f"fails: {reason}")
 
-    try:
-        with ThreadPoolExecutor(workers) as threads:
-            yield from threads.map(one, cases)
-    finally:
-        for worker in made:
-            worker.stop()
+    return on_workers(cases, ask, workers)
 
 
 def matching_cases(data: Mapping[str, Any], cases: Iterable[Case]) -> list[Case]:

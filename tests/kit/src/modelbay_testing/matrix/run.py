@@ -9,8 +9,9 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from modelbay_testing.matrix.attempt import Outcome
 from modelbay_testing.matrix.cases import NOTES, Case
@@ -18,21 +19,27 @@ from modelbay_testing.matrix.examples import example_of
 
 #: Seconds for one case; nearly all take about one.
 _TIMEOUT = 180
+Result = TypeVar("Result")
 
 
 def run_cases(cases: Iterable[Case], workers: int = 2) -> Iterator[Outcome]:
     """The outcomes, as they come."""
-    pool: queue.Queue[Worker] = queue.Queue()
-    made = [Worker() for _ in range(workers)]
-    for worker in made:
-        pool.put(worker)
+    return on_workers(cases, lambda worker, case: _described(worker.try_case(case)), workers)
 
-    def one(case: Case) -> Outcome:
-        worker = pool.get()
+
+def on_workers(cases: Iterable[Case], ask: Callable[[Worker, Case], Result], workers: int) -> Iterator[Result]:
+    """``ask`` of every case and a worker that is free; the results in the order of the cases, as they come."""
+    made = [Worker() for _ in range(workers)]
+    free: queue.Queue[Worker] = queue.Queue()
+    for worker in made:
+        free.put(worker)
+
+    def one(case: Case) -> Result:
+        worker = free.get()
         try:
-            return _described(worker.try_case(case))
+            return ask(worker, case)
         finally:
-            pool.put(worker)
+            free.put(worker)
 
     try:
         with ThreadPoolExecutor(workers) as threads:

@@ -1,0 +1,153 @@
+"""Servers that are compared: how each is started, asked, and kept from running while another is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from modelbay.errors import EngineError
+
+_START_S = 300.0
+_NAME = "served"
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Args:
+    command: without the port. body: what a request says beyond the prompt, for so many output tokens.
+    """
+
+    name: str
+    command: Sequence[str]
+    body: Callable[[int], dict[str, Any]]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+
+class RunningServer:
+    """A server in a process group of its own. A context manager: leaving it ends the group."""
+
+    def __init__(self, spec: ServerSpec) -> None:
+        self.name, self.body = spec.name, spec.body
+        self.port = _free_port()
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close()
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [*spec.command, "--port", str(self.port)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **spec.env},
+            cwd=spec.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        self.load_seconds = time.perf_counter() - began
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+            return str(response.read().decode())
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def cpu_seconds(self) -> float:
+        """What it has used so far, with its children."""
+        process = psutil.Process(self._process.pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
+
+    def close(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _wait_until_ready(self) -> None:
+        end = time.monotonic() + _START_S
+        while True:
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise EngineError(f"the server {self.name} did not start: {self._last_words()}")
+            with suppress(OSError, urllib.error.HTTPError):
+                self.get("/ready" if self.name == "modelbay" else "/health")
+                return
+            time.sleep(0.1)
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return " | ".join([line.strip() for line in self._log.read().splitlines() if line.strip()][-5:])
+
+
+def modelbay(model: str, dtype: str, max_model_len: int, cache_bytes: int) -> ServerSpec:
+    words = ["serve", model, "--served-model-name", _NAME, "--dtype", dtype, "--max-model-len", str(max_model_len)]
+    command = [sys.executable, "-m", "modelbay", *words, "--kv-cache-memory-bytes", str(cache_bytes)]
+    return ServerSpec("modelbay", command, _openai_body)
+
+
+def transformers(model: str, dtype: str) -> ServerSpec:
+    """With continuous batching: without, it answers one request after another."""
+    program = Path(sys.executable).with_name("transformers")
+    command = [str(program), "serve", model, "--continuous-batching", "--device", "cpu", "--dtype", dtype]
+    return ServerSpec("transformers", command, lambda tokens: _transformers_body(model, tokens))
+
+
+def vllm(model: str, dtype: str, max_model_len: int, python: str, *, eager: bool) -> ServerSpec:
+    words = ["--model", model, "--served-model-name", _NAME, "--dtype", dtype, "--max-model-len", str(max_model_len)]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", *words, *(["--enforce-eager"] if eager else [])]
+    env = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+    return ServerSpec("vllm-eager" if eager else "vllm", command, _openai_body, env)
+
+
+def stub() -> ServerSpec:
+    """Answers at once: what a request to it takes is the client's own."""
+    root = Path(__file__).resolve().parents[1]
+    return ServerSpec("stub", [sys.executable, "-m", "comparison.stub"], _openai_body, cwd=str(root))
+
+
+def _openai_body(tokens: int) -> dict[str, Any]:
+    return {"model": _NAME, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+
+def _transformers_body(model: str, tokens: int) -> dict[str, Any]:
+    config = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}  # and no end of sequence
+    return {"model": model, "generation_config": json.dumps(config), "max_tokens": tokens}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
