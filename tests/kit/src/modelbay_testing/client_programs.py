@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from modelbay_testing.assets import AssetUnavailableError, _once, _run
+from modelbay_testing.assets import AssetUnavailableError, once, run_program
 
 #: LangChain's classes for OpenAI, the command `llm`, and lm-evaluation-harness, which wants a tokenizer and no torch.
 PYTHON_CLIENTS = ("langchain-openai==1.7.4", "llm==0.36", "lm_eval[api]==0.4.13", "transformers==5.24.0")
@@ -24,11 +24,11 @@ def clients_python() -> Path:
     """
 
     def fill(folder: Path) -> None:
-        _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder, "a virtual environment")
+        run_program([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder, "a virtual environment")
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-        _run([*pip, "install", "--quiet", *PYTHON_CLIENTS], folder, " ".join(PYTHON_CLIENTS))
+        run_program([*pip, "install", "--quiet", *PYTHON_CLIENTS], folder, " ".join(PYTHON_CLIENTS))
 
-    return _once("python-clients-1", fill) / "bin" / "python"
+    return once("python-clients-1", fill) / "bin" / "python"
 
 
 def node_client_dir() -> Path:
@@ -43,9 +43,11 @@ def node_client_dir() -> Path:
         npm = shutil.which("npm")
         if npm is None:
             raise AssetUnavailableError(f"{NODE_CLIENT} needs npm to be fetched, and npm is not on PATH.")
-        _run([npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".", NODE_CLIENT], folder, NODE_CLIENT)
+        run_program(
+            [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".", NODE_CLIENT], folder, NODE_CLIENT
+        )
 
-    return _once("node-client-1", fill)
+    return once("node-client-1", fill)
 
 
 def node_program() -> str:

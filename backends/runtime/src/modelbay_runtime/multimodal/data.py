@@ -7,7 +7,7 @@ M-RoPE), H hidden size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +58,6 @@ class Media:
     spans: list[MediaSpan]
     positions: np.ndarray | None = None
     delta: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class MultimodalModel(Protocol):

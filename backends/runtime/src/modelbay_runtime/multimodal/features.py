@@ -14,6 +14,7 @@ import torch
 
 from modelbay.errors import EngineError, one_line
 from modelbay_runtime.multimodal.batch import BatchMedia, StepItem
+from modelbay_runtime.multimodal.data import MultimodalModel
 
 logger = logging.getLogger("modelbay")
 
@@ -32,7 +33,7 @@ class FeatureStore:
             error would leave the ranks apart, and end the model.
     """
 
-    def __init__(self, model: Any, limit_bytes: int, *, among_ranks: bool = False) -> None:
+    def __init__(self, model: MultimodalModel, limit_bytes: int, *, among_ranks: bool = False) -> None:
         self.model = model
         self.limit_bytes = limit_bytes
         self.among_ranks = among_ranks

@@ -60,14 +60,13 @@ class MediaReader:
         Raises:
             UsageError: naming the kind.
         """
-        name = self._resolution.architecture
         limits = self._resolution.args.limit_mm_per_prompt or {}
         for kind, count in counts.items():
             if kind not in KINDS:
                 raise UsageError(f"a prompt's media are image and audio, got {kind!r}.")
             if count and kind not in self.kinds:
                 takes = ", ".join(("text", *self.kinds))
-                raise UsageError(f"the prompt has {_articled(kind)}, and {name} takes {takes} only.")
+                raise UsageError(f"the prompt has {_articled(kind)}, and {self.name} takes {takes} only.")
             limit = limits.get(kind, DEFAULT_LIMIT)
             if count > limit:
                 raise UsageError(
@@ -140,7 +139,7 @@ class MediaReader:
         processor: MediaProcessor | None = None if make is None else make(resolution, self._tokenizer)
         if processor is None:
             raise UsageError(
-                f"{resolution.architecture} takes {', '.join(self.kinds) or 'text'}, and the backend "
+                f"{self.name} takes {', '.join(self.kinds) or 'text'}, and the backend "
                 f"{resolution.backend} has no processor to prepare it with."
             )
         return processor

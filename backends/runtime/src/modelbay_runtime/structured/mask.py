@@ -29,6 +29,7 @@ CONFLICT = Ending(
     "structured_outputs: no token is left that both the grammar and the other parameters of the request "
     "(min_tokens, bad_words, stop_token_ids) allow.",
 )
+_TOO_SHORT = Ending("error", "structured_outputs: the output is complete, but min_tokens asks for more tokens.")
 
 
 def constrain(scores: torch.Tensor, states: Sequence[SamplingState]) -> dict[int, Ending]:
@@ -81,6 +82,3 @@ def _fill(bits: Bits, state: SamplingState) -> Ending | None:
     if state.constraint.may_end:
         np.bitwise_or.at(bits, byte, bit)
     return None
-
-
-_TOO_SHORT = Ending("error", "structured_outputs: the output is complete, but min_tokens asks for more tokens.")

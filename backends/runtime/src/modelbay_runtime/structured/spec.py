@@ -96,9 +96,8 @@ def _json_text(schema: Any) -> str:
             raise UsageError("structured_outputs: the JSON schema is nested too deeply.") from error
         _require(isinstance(parsed, dict | bool), "structured_outputs: a JSON schema is an object, or true or false.")
         return schema
-    _require(
-        isinstance(schema, Mapping), f"structured_outputs: json must be a schema or JSON text, got {type(schema)}."
-    )
+    name = type(schema).__name__
+    _require(isinstance(schema, Mapping), f"structured_outputs: json must be a schema or JSON text, got {name}.")
     try:
         return json.dumps(dict(schema), allow_nan=False)
     except (TypeError, ValueError) as error:
