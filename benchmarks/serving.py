@@ -1,4 +1,4 @@
-"""What serving costs: `modelbay serve` beside `LLM.generate` on the same requests, and beside other servers, in one run.
+"""What serving costs: `modelbay serve` beside `LLM.generate` on the same requests and beside other servers, in one run.
 
     python benchmarks/serving.py --model DIR [--servers modelbay,transformers,vllm --vllm-python PATH]
 
@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compare import about_model, report, say, warn_if_busy
 from comparison import machine, servers
 from comparison.engines import CACHE_BYTES
 from comparison.http_client import Answer, Client
 from comparison.processes import EngineSpec, Worker
 from comparison.servers import RunningServer, ServerSpec
 
-from compare import about_model, report, say, warn_if_busy
 from modelbay import resolve
 from modelbay.errors import EngineError, ModelbayError, UsageError
 from modelbay_runtime.bench import Shape, Spread, ratios
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         offline = stack.enter_context(
             Worker(EngineSpec(OFFLINE, "comparison.engines:ModelbayTexts", settings=settings))
         )
-        facts = {OFFLINE: offline.answer()}
+        facts = {OFFLINE: offline.answer(), **{spec.name: {"versions": spec.versions()} for spec in specs}}
         offline.pause()
         running = [start(spec, stack) for spec in specs]
         rounds = Rounds(shape, words_of(options.model), options.alone)

@@ -202,6 +202,14 @@ def test_d1_sizes_that_do_not_divide_are_refused_before_loading(tmp_path: Path) 
         LLM(str(path), **_OPTIONS, pipeline_parallel_size=5)
 
 
+def test_d1_more_ranks_than_the_machine_has_room_for_are_refused_before_one_starts(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "llama", **_LLAMA)
+    before = len(children())
+    with pytest.raises(UsageError, match=r"100000 ranks .* GiB before they hold any weights, and .* GiB are free"):
+        LLM(str(path), **_OPTIONS, data_parallel_size=100_000)
+    assert len(children()) == before
+
+
 # ---- what dies -----------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +281,7 @@ def _kill_first_child(before: set[int]) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         for child in children():
-            if child.pid not in before and "parallel.worker" in " ".join(child.cmdline()):
+            if child.pid not in before and "modelbay_runtime.parallel" in " ".join(child.cmdline()):
                 os.kill(child.pid, signal.SIGKILL)
                 return
         time.sleep(0.05)

@@ -83,6 +83,8 @@ class Client:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        while self._idle and self._idle[-1][0].at_eof():  # the server does not keep it for ever
+            self._idle.pop()[1].close()
         made = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port, limit=_LIMIT)
         try:
             yield made

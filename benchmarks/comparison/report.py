@@ -45,7 +45,7 @@ def render(name: str, result: Mapping[str, Any]) -> str:
     """One section: what was measured, its tables, and where."""
     if result["kind"] == "startup":
         return "\n\n".join([f"## {name}", *_startup(result), _place(result)])
-    bodies = {"loading": _loading, "parallel": _parallel, "embeddings": _embeddings}
+    bodies = {"loading": _loading, "parallel": _parallel, "embeddings": _embeddings, "serving": _serving}
     body = bodies.get(result["kind"], _comparison)(result)
     return "\n\n".join([f"## {name}", _subject(result), *body, _place(result)])
 
@@ -163,6 +163,42 @@ def _parallel(result: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
+def _serving(result: Mapping[str, Any]) -> Iterator[str]:
+    servers, targets, later = result["servers"], result["targets"], result["first_token_later_ms"]
+    yield (
+        f"`{result['shape']}`: requests at once, with prompt and output tokens. Output tokens per second as a ratio to "
+        f"`{result['baseline']}`, which is `LLM.generate` on the same texts without a server (more is better; the "
+        f"target for `modelbay` is {targets['ratio']:g}); client and server share the cores."
+    )
+    rows = [
+        [_code([name])[0], _ratio(one["ratio"]), f"{one['rate']['median']:,.0f}",
+         *([_ratio(one["streamed"]["ratio"])] if "streamed" in one else [""]), f"{one['cores']['median']:.2f}"]
+        for name, one in servers.items()
+    ]  # fmt: skip
+    yield _table(["server", "ratio", "tokens/s", "ratio, streamed", "cores"], rows)
+    yield "Milliseconds: to the first piece and between two pieces while all requests are streamed, and alone:"
+    times = [
+        [_code([name])[0], *_two(one["streamed"]["first_ms"]), *_two(one["streamed"]["between_ms"]),
+         f"{one['alone_ms']['median']:.1f}"]
+        if "streamed" in one
+        else [_code([name])[0], "", "", "", "", f"{one['alone_ms']['median']:.1f}"]
+        for name, one in servers.items()
+    ]  # fmt: skip
+    yield _table(["server", "first, median", "99 %", "between, median", "99 %", "first, one client alone"], times)
+    cost = result["server_cpu_us_per_token"]
+    yield (
+        f"To one client alone the first token of `modelbay` comes **{later['median']:.1f} ms** later than without a "
+        f"server ({later['min']:.1f} to {later['max']:.1f}); the limit is {targets['later_ms']:g} ms. By its own "
+        f"account serving takes {cost['whole']['median']:.0f} µs of CPU time for each token, streamed "
+        f"{cost['streamed']['median']:.0f} µs. The client takes {result['client']['cpu_us_per_token']:.0f} µs for each "
+        f"token that is streamed, and {result['client']['first_ms']:.1f} ms of the time to the first token."
+    )
+
+
+def _two(spread: Mapping[str, Any]) -> list[str]:
+    return [f"{spread[name]:,.0f}" if name in spread else "" for name in ("p50", "p99")]
+
+
 def _place(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     versions = "; ".join(_engine(name, about) for name, about in result.get("engines", {}).items())
@@ -175,7 +211,8 @@ def _place(result: Mapping[str, Any]) -> str:
 
 def _engine(name: str, about: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{library} {version}" for library, version in about["versions"].items())
-    return f"`{name}` with {about['threads']} threads, {versions}"
+    threads = f"with {about['threads']} threads, " if "threads" in about else ""
+    return f"`{name}` {threads}{versions}"
 
 
 def _short(commit: str) -> str:

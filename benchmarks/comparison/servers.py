@@ -38,6 +38,14 @@ class ServerSpec:
     body: Callable[[int], dict[str, Any]]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    libraries: Sequence[str] = ()
+
+    def versions(self) -> dict[str, str]:
+        """Of its libraries, in its own environment."""
+        code = "import sys; from importlib.metadata import version as v; print(*[f'{n}={v(n)}' for n in sys.argv[1:]])"
+        python = Path(self.command[0]).with_name("python")
+        done = subprocess.run([str(python), "-c", code, *self.libraries], capture_output=True, text=True, check=True)
+        return dict(pair.split("=", 1) for pair in done.stdout.split())
 
 
 class RunningServer:
@@ -115,21 +123,23 @@ class RunningServer:
 def modelbay(model: str, dtype: str, max_model_len: int, cache_bytes: int) -> ServerSpec:
     words = ["serve", model, "--served-model-name", _NAME, "--dtype", dtype, "--max-model-len", str(max_model_len)]
     command = [sys.executable, "-m", "modelbay", *words, "--kv-cache-memory-bytes", str(cache_bytes)]
-    return ServerSpec("modelbay", command, _openai_body)
+    return ServerSpec("modelbay", command, _openai_body, libraries=("modelbay", "torch", "uvicorn"))
 
 
 def transformers(model: str, dtype: str) -> ServerSpec:
     """With continuous batching: without, it answers one request after another."""
     program = Path(sys.executable).with_name("transformers")
     command = [str(program), "serve", model, "--continuous-batching", "--device", "cpu", "--dtype", dtype]
-    return ServerSpec("transformers", command, lambda tokens: _transformers_body(model, tokens))
+    libraries = ("transformers", "torch", "uvicorn")
+    return ServerSpec("transformers", command, lambda tokens: _transformers_body(model, tokens), libraries=libraries)
 
 
 def vllm(model: str, dtype: str, max_model_len: int, python: str, *, eager: bool) -> ServerSpec:
     words = ["--model", model, "--served-model-name", _NAME, "--dtype", dtype, "--max-model-len", str(max_model_len)]
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *words, *(["--enforce-eager"] if eager else [])]
     env = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
-    return ServerSpec("vllm-eager" if eager else "vllm", command, _openai_body, env)
+    libraries = ("vllm-cpu", "torch", "uvicorn")
+    return ServerSpec("vllm-eager" if eager else "vllm", command, _openai_body, env, libraries=libraries)
 
 
 def stub() -> ServerSpec:

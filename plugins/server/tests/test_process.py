@@ -151,7 +151,7 @@ def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callabl
         server.wait_until_ready()
         assert httpx.post(server.url + "/v1/completions", json={**LONG, "max_tokens": 4}, timeout=60).is_success
         family = psutil.Process(server.process.pid).children(recursive=True)
-        [worker] = [child for child in family if "parallel.worker" in " ".join(child.cmdline())]
+        [worker] = [child for child in family if "modelbay_runtime.parallel" in " ".join(child.cmdline())]
         if idle:
             worker.kill()
             wait_for(lambda: server.status("/health") == 503)

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from modelbay_runtime.api import KVGroupStep, Step
+from modelbay_runtime.api import Step
 from modelbay_runtime.build import BuiltModel, build_model
 from modelbay_runtime.loading import load_weights
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.mesh import Mesh, Place
 from modelbay_testing.ranks import run_ranks
+from modelbay_testing.steps import SmallCache
 
-_BLOCK = 4
 _TIMEOUT_S = 60.0
 
 
@@ -98,12 +98,7 @@ class _Stage:
         self.dtype, self.boundaries = built.context.dtype, boundaries
 
     def run(self, sequences: list[list[int]], decoded: int, steps: int) -> list[torch.Tensor] | None:
-        longest = max(map(len, sequences), default=1)
-        self.blocks = -(-longest // _BLOCK)
-        rows = max(1, len(sequences)) * self.blocks + 1
-        self.caches = {
-            layer: torch.zeros(rows, _BLOCK, spec.row, dtype=self.dtype) for layer, spec in self.specs.items()
-        }
+        self.cache = SmallCache(self.specs, [len(ids) for ids in sequences], self.dtype)
         logits: list[list[torch.Tensor]] = [[] for _ in sequences]
         done = [0] * len(sequences)
         for _ in range(steps):
@@ -136,28 +131,6 @@ class _Stage:
         return None
 
     def _prepare(self, todo: list[tuple[int, list[int], int, int]]) -> tuple[Step, torch.Tensor]:
-        lengths = [count for *_, count in todo]
-        contexts = [start + count for _, _, start, count in todo]
-        places = [(i, position) for i, _, start, count in todo for position in range(start, start + count)]
         ids = [token for _, ids, start, count in todo for token in ids[start : start + count]]
-        positions = torch.tensor([position for _, position in places], dtype=torch.int64)
-        first = [1 + i * self.blocks for i, *_ in todo]  # block 0 is nobody's
-        slots = [(1 + i * self.blocks) * _BLOCK + position for i, position in places]
-        tables = [list(range(begin, begin + self.blocks)) for begin in first]
-        group = KVGroupStep(
-            slots=torch.tensor(slots, dtype=torch.int64),
-            block_tables=torch.tensor(tables, dtype=torch.int32).view(len(todo), self.blocks),
-            first_position=torch.zeros(len(todo), dtype=torch.int32),
-            block_size=_BLOCK,
-        )
-        step = Step(
-            positions=positions,
-            query_start=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32),
-            seq_lens=torch.tensor(contexts, dtype=torch.int32),
-            query_lens=lengths,
-            context_lens=contexts,
-            num_decodes=sum(count == 1 for count in lengths),
-            caches=self.caches,
-            groups=dict.fromkeys(self.specs, group),
-        )
+        step = self.cache.step([(number, start, start + count) for number, _, start, count in todo])
         return step, torch.tensor(ids, dtype=torch.int64)

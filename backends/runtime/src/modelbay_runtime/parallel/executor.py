@@ -15,12 +15,13 @@ from typing import Any
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.errors import EngineError, ModelbayError, UsageError
 from modelbay.resolve import Resolution
+from modelbay_runtime.build import pick_device
 from modelbay_runtime.engine.executor import Batches
 from modelbay_runtime.engine.rank import Rank
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.parallel.channel import Teller
 from modelbay_runtime.parallel.groups import RankTraffic
-from modelbay_runtime.parallel.launch import LOCALHOST, Processes, Started, Torchrun, listening_store
+from modelbay_runtime.parallel.launch import LOCALHOST, Processes, Started, Torchrun, check_room, listening_store
 from modelbay_runtime.parallel.member import Member, ThreadShare, place_device
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.worker import applied, run_lane, serve
@@ -70,6 +71,7 @@ class DistributedExecutor:
 
     def _start(self, resolution: Resolution) -> None:
         """Start the other ranks on this machine."""
+        check_room(self._mesh, pick_device(resolution.args.device))
         store = listening_store(self._mesh.size, self._timeout)
         self._started = Processes(resolution, self._mesh, store.port)
         self._set_up(resolution, store, LOCALHOST, local_rank=0)

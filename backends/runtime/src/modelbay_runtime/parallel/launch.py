@@ -22,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+import psutil
+import torch
 import torch.distributed as dist
 
 from modelbay.args import EngineArgs
@@ -30,10 +32,12 @@ from modelbay.resolve import Resolution
 from modelbay_runtime.parallel.mesh import Mesh
 
 LOCALHOST = "127.0.0.1"
+#: What a rank's interpreter takes once it has imported torch and Transformers (measured: 0.3 to 0.4 GiB).
+_RANK_BYTES = 400 << 20
 #: Seconds that a process which was told to end may take.
 _GRACE_S = 10.0
 #: Exit code of a rank that lost rank 0: it has nothing to say.
-LOST = 3
+LOST = 3  # as in `__main__`, which imports nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,28 @@ def listening_store(size: int, timeout: float, host: str = LOCALHOST) -> Any:
 
 def joined_store(host: str, port: int, size: int, timeout: float) -> Any:
     return dist.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+def check_room(mesh: Mesh, device: torch.device) -> None:
+    """Refuse more ranks than this machine has room for, before one of them is started.
+
+    Raises:
+        UsageError: fewer GPUs than ranks, or not the memory for their interpreters alone; with the numbers.
+    """
+    if device.type == "cuda":
+        if torch.cuda.device_count() < mesh.size:
+            raise UsageError(
+                f"{mesh} need a GPU each, and this machine has {torch.cuda.device_count()}.",
+                hint="Ask for fewer, or use several machines: torchrun, or distributed_executor_backend=ray.",
+            )
+        return
+    free = psutil.virtual_memory().available
+    if mesh.size * _RANK_BYTES > free:
+        raise UsageError(
+            f"{mesh} take about {mesh.size * _RANK_BYTES / 2**30:,.1f} GiB before they hold any weights, and "
+            f"{free / 2**30:,.1f} GiB are free.",
+            hint="Ask for fewer; `modelbay plan` looks at any number without starting one.",
+        )
 
 
 class Started(Protocol):
@@ -112,7 +138,7 @@ class Processes:
         file.write_bytes(pickle.dumps(bootstrap))
         return subprocess.Popen(
             # -P: what lies in the current directory is no part of Python, as it is not for this process.
-            [sys.executable, "-P", "-m", "modelbay_runtime.parallel.worker", str(file)],
+            [sys.executable, "-P", "-m", "modelbay_runtime.parallel", str(file)],
             stdin=subprocess.PIPE,  # closes when this process ends, however it ends, and then the rank ends too
             process_group=0,  # the terminal's Ctrl-C is for this process: it decides what ends
         )

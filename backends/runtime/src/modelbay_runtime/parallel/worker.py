@@ -1,6 +1,6 @@
 """A rank other than the first: does what it is told until it is told to end.
 
-``python -m modelbay_runtime.parallel.worker FILE`` is how the first rank starts one.
+``python -m modelbay_runtime.parallel FILE`` is how the first rank starts one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import dataclasses
 import importlib
 import os
 import pickle
-import shutil
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,17 +87,6 @@ def _lost(error: BaseException) -> None:
     os._exit(LOST)
 
 
-def _end_with_parent(folder: str) -> None:
-    """The pipe that stdin is closes when the process that started this one ends; its folder may be left then."""
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(LOST)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def take_place(bootstrap: Bootstrap, local_ranks: int, local_rank: int, host: str) -> None:
     """Resolve the model here, and serve as the rank that the bootstrap says.
 
@@ -130,7 +117,6 @@ def words_of(bootstrap: Bootstrap, error: BaseException) -> str:
 def main(file: str) -> None:
     """Take the place that the file names; the words of whatever ends this rank are left where rank 0 looks for them."""
     bootstrap: Bootstrap = pickle.loads(Path(file).read_bytes())
-    _end_with_parent(bootstrap.folder)
     try:
         take_place(bootstrap, Mesh.of(bootstrap.args).size, bootstrap.rank, LOCALHOST)
     except BaseException as error:
@@ -154,6 +140,3 @@ def _leave_word(bootstrap: Bootstrap, error: BaseException) -> None:
     except OSError:
         print(words, file=sys.stderr)
 
-
-if __name__ == "__main__":
-    main(sys.argv[1])

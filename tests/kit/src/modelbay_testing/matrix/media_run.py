@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from modelbay_runtime.api import Step
+from modelbay_testing.steps import SmallCache
+
 
 @dataclass(slots=True)
 class MediaRequest:
@@ -31,7 +34,7 @@ class MediaRequest:
 
 
 class MediaRunner:
-    """A loaded module with a cache of its own, block tables laid out once for the longest that requests become.
+    """A loaded module with a cache of its own.
 
     Args:
         vocabulary: ids from here on are placeholders, and are not generated.
@@ -40,25 +43,11 @@ class MediaRunner:
     def __init__(
         self, module: Any, kv_specs: Any, requests: list[MediaRequest], output_tokens: int, vocabulary: int
     ) -> None:
-        from modelbay_runtime.engine.kv_cache import KVCache
-        from modelbay_runtime.engine.kv_layout import plan_layout
-
         self.module, self.requests, self.output_tokens, self.vocabulary = module, requests, output_tokens, vocabulary
         self.rows = max(
             (r.media.positions.shape[0] for r in requests if r.media and r.media.positions is not None), default=0
         )
-        layout = plan_layout(dict(kv_specs), 16)
-        needed = [-(-(len(r.ids) + output_tokens) // 16) for r in requests]
-        cache = KVCache(layout, 1 + sum(needed) * len(layout.groups), torch.float32, torch.device("cpu"))
-        self.caches, self.layout = cache.views, layout
-        self.tables = []
-        block = 1
-        for _ in layout.groups:
-            table = torch.zeros(len(requests), max(needed), dtype=torch.int32)
-            for i, count in enumerate(needed):
-                table[i, :count] = torch.arange(block, block + count, dtype=torch.int32)
-                block += count
-            self.tables.append(table)
+        self.cache = SmallCache(kv_specs, [len(r.ids) + output_tokens for r in requests], torch.float32, 16)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -103,26 +92,8 @@ class MediaRunner:
             begin += b - a
         return found if number else None
 
-    def _step(self, ranges: list[tuple[int, int]]) -> Any:
-        from modelbay_runtime.step import KVGroupStep, Step
-
-        new = [b - a for a, b in ranges]
-        groups: dict[int, Any] = {}
-        for table, group in zip(self.tables, self.layout.groups, strict=True):
-            size = group.block_size or 1
-            slots = [
-                table[i, torch.arange(a, b) // size].long() * size + torch.arange(a, b) % size
-                for i, (a, b) in enumerate(ranges)
-            ]
-            state = KVGroupStep(torch.cat(slots), table, torch.zeros(len(ranges), dtype=torch.int32), size)
-            groups |= dict.fromkeys(group.layers, state)
+    def _step(self, ranges: list[tuple[int, int]]) -> Step:
         positions = [r.positions(a, b, self.rows or 1) for r, (a, b) in zip(self.requests, ranges, strict=True)]
         joined = torch.cat(positions, 1)
-        return Step(
-            positions=joined if self.rows else joined[0],
-            query_start=torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32),
-            seq_lens=torch.tensor([b for _, b in ranges], dtype=torch.int32),
-            query_lens=new, context_lens=[b for _, b in ranges],
-            num_decodes=len(ranges) if all(n == 1 for n in new) else 0,
-            caches=self.caches, groups=groups, spans=self._spans(ranges),
-        )  # fmt: skip
+        parts = [(number, begin, end) for number, (begin, end) in enumerate(ranges)]
+        return self.cache.step(parts, joined if self.rows else joined[0], spans=self._spans(ranges))
