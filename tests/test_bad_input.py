@@ -237,6 +237,7 @@ def test_an_unknown_architecture(refused: Callable[..., str], model: Path) -> No
         (["--model-impl", "nonsense"], "unknown model_impl 'nonsense'; installed: auto, "),
         (["--max-model-len", "9999"], "max_model_len 9999 is more than the model's 512"),
         (["--max-model-len", "0"], "max_model_len must be a positive integer, got 0."),
+        (["--distributed-timeout-seconds", "1e300"], "at most 1,000,000, got 1e+300."),
         (["--gpu-memory-utilization", "7"], "gpu_memory_utilization must be in (0, 1], got 7.0."),
         (["--generation-config", "/nothing/here"], "generation_config '/nothing/here' has no generation_config.json"),
         (["--runner", "pooling"], "which generates no text"),

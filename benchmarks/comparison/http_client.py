@@ -57,8 +57,17 @@ class Client:
         """Send one request and read all of the answer.
 
         Raises:
-            EngineError: the answer is an error.
+            EngineError: the answer is an error, or the server closes the connection instead.
         """
+        while True:
+            kept = len(self._idle)
+            try:
+                return await self._ask(body)
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                if not kept:  # else it may have been closed in the moment in which it was used again
+                    raise EngineError("the server closed the connection without an answer.") from error
+
+    async def _ask(self, body: Mapping[str, Any]) -> Answer:
         payload = json.dumps(body).encode()
         head = f"POST {self._path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nContent-Type: application/json\r\n"
         async with self._connection() as (reader, writer), asyncio.timeout(_TIMEOUT_S):

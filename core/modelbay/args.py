@@ -15,6 +15,9 @@ from typing import Any
 from modelbay.errors import UsageError
 from modelbay.unserved import ENGINE_ARGUMENTS, refuse_known
 
+#: What torch's stores and groups can count in milliseconds, with room.
+_LONGEST_TIMEOUT_S = 1_000_000
+
 
 def _arg(default: Any, help: str, *, choices: tuple[str, ...] | None = None, flag: bool = True) -> Any:
     """``flag=False`` keeps an argument out of the command line (it takes Python objects)."""
@@ -134,9 +137,10 @@ class EngineArgs:
                 )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}.")
-        if not 0 < self.distributed_timeout_seconds < float("inf"):
+        if not 0 < self.distributed_timeout_seconds <= _LONGEST_TIMEOUT_S:
             raise UsageError(
-                f"distributed_timeout_seconds must be a positive number, got {self.distributed_timeout_seconds!r}."
+                f"distributed_timeout_seconds must be a positive number of at most {_LONGEST_TIMEOUT_S:,}, got "
+                f"{self.distributed_timeout_seconds!r}."
             )
         for entry in dataclasses.fields(self):
             choices = entry.metadata["choices"]

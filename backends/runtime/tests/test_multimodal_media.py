@@ -350,7 +350,7 @@ def test_samples_with_their_rate_are_taken_as_they_are() -> None:
     ("source", "match"),
     [
         (b"", "0 bytes that cannot be read as audio"),
-        (b"RIFF", "cannot be read as audio"),
+        (b"RIFF", "cannot be read as audio: Format not recognised.$"),
         (encoded(picture()), "cannot be read as audio"),
         (wav(tone())[:300], "cut off: 256 of 800 bytes"),
         (wav(tone())[:30], "broken"),

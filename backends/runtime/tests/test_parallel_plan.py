@@ -48,6 +48,21 @@ def own_elements(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if id(p) not in tied)
 
 
+def test_any_number_of_replicas_is_a_short_answer(
+    model: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELBAY_CONFIG", "")
+    path = model(**LLAMA)
+    assert run(["plan", path, "--dp", "10000", "--tp", "2"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert "ranks 0, 2, 4, 6," in first
+    assert "… 19998 (10,000): layers 0-4" in first
+    assert "… 19999 (10,000): layers 0-4" in second
+    assert len(first) < 400
+    assert run(["plan", path, "--dp", "99999999999999"]) == 2
+    assert "at most 1,048,576 ranks are planned" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("config", "mesh"),

@@ -180,9 +180,24 @@ def test_names_of_models() -> None:
 
 def test_sizes() -> None:
     assert [parse_bytes(text) for text in ("8GiB", "1.5 kb", "100", "2M")] == [8 * 2**30, 1500, 100, 2_000_000]
-    for text in ("", "x", "-1", "0", "8 apples", "1e9"):
+    for text in ("", "x", "-1", "0", "8 apples", "1e9", "9" * 400, "9" * 30 + "GiB"):
         with pytest.raises(UsageError):
             parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"host": ""}, "--host must not be empty"),
+        ({"host": " "}, "--host must not be empty"),
+        ({"shutdown_timeout": float("nan")}, "--shutdown-timeout must be at most 1,000,000 seconds, got nan"),
+        ({"shutdown_timeout": float("inf")}, "--shutdown-timeout must be at most 1,000,000 seconds, got inf"),
+    ],
+)
+def test_settings_that_make_no_sense(setting: dict[str, Any], message: str) -> None:
+    """An empty host, as of a variable that is not set, would listen on every address."""
+    with pytest.raises(UsageError, match=message):
+        ServerSettings(**setting)
 
 
 def test_the_command_line_is_checked_before_anything_is_loaded(tmp_path: Path) -> None:

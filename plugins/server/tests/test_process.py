@@ -190,3 +190,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_arguments_that_do_not_fit_the_model_end_the_command_with_2(
+    tiny: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every other command does; which model it was is said too."""
+    monkeypatch.setenv("MODELBAY_CONFIG", "")
+    assert run(["serve", str(tiny), "--port", "0", "--tensor-parallel-size", "3"]) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: the model ")
+    assert "could not be loaded: the model does not divide like this: tensor_parallel_size = 3" in last

@@ -43,6 +43,8 @@ def serve(settings: ServerSettings, models: list[ServedModel]) -> None:
             logger.info("listening on %s://%s", scheme, _address(listener))
             server.run(sockets=[listener])
     for error in failures:
+        if isinstance(error.__cause__, UsageError):  # arguments that make no sense: the exit code says so
+            raise UsageError(str(error)) from error
         raise error if isinstance(error, ModelbayError) else ModelbayError(str(error))
 
 

@@ -12,6 +12,9 @@ from modelbay.errors import UsageError
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1024, "MI": 1024**2, "GI": 1024**3}
 
 
+_LONGEST_TIMEOUT_S = 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Everything about the server but its models. Sizes in bytes, times in seconds.
@@ -42,6 +45,12 @@ class ServerSettings:
     tool_call_parser: str = "auto"
 
     def __post_init__(self) -> None:
+        if not self.host.strip():  # which to a socket means every address of this machine
+            raise UsageError("--host must not be empty.", hint="0.0.0.0 listens on every address.")
+        if not 0 < self.shutdown_timeout <= _LONGEST_TIMEOUT_S:
+            raise UsageError(
+                f"--shutdown-timeout must be at most {_LONGEST_TIMEOUT_S:,} seconds, got {self.shutdown_timeout!r}."
+            )
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise UsageError("TLS needs both --ssl-certfile and --ssl-keyfile.")
         if self.api_key is not None and not re.fullmatch(r"[!-~]+", self.api_key):
@@ -91,7 +100,7 @@ def parse_bytes(text: str) -> int:
         UsageError: not a size above zero.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|[KMG]I?)B?", text.strip().upper())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if size < 1:
+    size = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 1 <= size < 2**63:
         raise UsageError(f"{text!r} is not a size.", hint="For example 8GiB, 500MB, or a number of bytes.")
-    return size
+    return int(size)

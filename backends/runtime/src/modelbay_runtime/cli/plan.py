@@ -21,6 +21,8 @@ _ALIASES = {
 }
 #: More lines than this are one for each stage; --json has every rank.
 _MOST_LINES = 32
+#: Of one line, the numbers of ranks that hold the same.
+_MOST_NUMBERS = 16
 
 
 @click.command("plan")
@@ -73,7 +75,9 @@ def _ranks(found: Holdings) -> Iterator[tuple[str, str]]:
     for rank in found.ranks:
         same.setdefault((rank.stage, rank.share, rank.experts), []).append(rank)
     for ranks in same.values():
-        numbers = ", ".join(str(rank.rank) for rank in ranks)
+        numbers = ", ".join(str(rank.rank) for rank in ranks[:_MOST_NUMBERS])
+        if len(ranks) > _MOST_NUMBERS:
+            numbers += f", … {ranks[-1].rank} ({len(ranks):,})"
         yield f"rank{'s' if len(ranks) > 1 else ''} {numbers}", _describe(found, ranks[0])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from modelbay.errors import UsageError
+from modelbay.errors import UsageError, one_line
 from modelbay_runtime.multimodal.sources import MediaPolicy, read_bytes
 
 #: Longest piece of audio, in seconds.
@@ -151,4 +151,5 @@ def _read_with_soundfile(data: bytes) -> tuple[np.ndarray, int]:
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"audio: {len(data)} bytes that cannot be read as audio: {error}.") from error
+        reason = getattr(error, "error_string", None) or one_line(error)  # its own text names an object in memory
+        raise UsageError(f"audio: {len(data)} bytes that cannot be read as audio: {reason.rstrip('.')}.") from error

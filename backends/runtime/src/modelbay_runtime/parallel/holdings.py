@@ -7,11 +7,12 @@ or refused), so that one module for each stage is built.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any
 
+from modelbay.errors import UsageError
 from modelbay.plans import split_stages
 from modelbay.resolve import Resolution
 from modelbay_runtime.build import BuiltModel, build_model
@@ -22,6 +23,8 @@ from modelbay_runtime.parallel.mesh import Mesh, Place
 from modelbay_runtime.parallel.plan import ROUTED, layer_styles
 from modelbay_runtime.quantised import is_scale
 
+#: Ranks that are listed; more would be memory, and nobody's plan.
+_MOST_RANKS = 1 << 20
 #: Styles of embedding and head.
 _BY_TOKEN = ("embedding_rowwise", "colwise_gather_output")
 _NUMBERED = re.compile(r"\.\d+\.")
@@ -91,6 +94,8 @@ def holdings(resolution: Resolution, mesh: Mesh) -> Holdings:
     Raises:
         UsageError: a size that does not divide, with the numbers.
     """
+    if mesh.size > _MOST_RANKS:
+        raise UsageError(f"{mesh}: at most {_MOST_RANKS:,} ranks are planned, each by itself.")
     stages = []
     for stage in range(mesh.pp):
         built = build_model(resolution, ParallelContext.apart(mesh, Place(pp_rank=stage)))
@@ -98,7 +103,7 @@ def holdings(resolution: Resolution, mesh: Mesh) -> Holdings:
         stages.append((built, {name: target for name, target in targets.by_name.items() if not target.storage.buffer}))
     counted = {name: t for _, named in stages for name, t in named.items() if not is_scale(t.storage.holders)}
     whole = {name: prod(target.whole_shape()) for name, target in counted.items()}
-    ranks = [_rank(resolution, mesh, number, *stages[mesh.place(number).pp_rank]) for number in range(mesh.size)]
+    ranks = _all_ranks(resolution, mesh, stages)
     parameters, held, padding = sum(whole.values()), sum(r.parameters for r in ranks), sum(r.padding for r in ranks)
     return Holdings(
         mesh=mesh,
@@ -110,6 +115,21 @@ def holdings(resolution: Resolution, mesh: Mesh) -> Holdings:
         active=_active(resolution, {name: t for _, named in stages for name, t in named.items()}, whole),
         ranks=ranks,
     )
+
+
+def _all_ranks(
+    resolution: Resolution, mesh: Mesh, stages: Sequence[tuple[BuiltModel, Mapping[str, Target]]]
+) -> list[RankHoldings]:
+    """Ranks that hold the same are looked at once."""
+    seen: dict[tuple[int, ...], RankHoldings] = {}
+    ranks = []
+    for number in range(mesh.size):
+        place = mesh.place(number)
+        same = (place.pp_rank, place.tp_rank, place.dp_rank if mesh.expert_parallel else 0)
+        if same not in seen:
+            seen[same] = _rank(resolution, mesh, number, *stages[place.pp_rank])
+        ranks.append(replace(seen[same], rank=number, replica=place.dp_rank))
+    return ranks
 
 
 def _rank(
