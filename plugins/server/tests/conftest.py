@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from modelbay import LLM
 from modelbay_server.app import create_app
 from modelbay_server.engine_loop import EngineLoop
 from modelbay_server.models import resolve_models
-from modelbay_server.serve import uvicorn_config
+from modelbay_server.serve import _listen, uvicorn_config
 from modelbay_server.settings import ModelSource, ServerSettings
 from modelbay_server.state import ServerState
 from modelbay_testing.tiny import tiny_checkpoint
@@ -126,8 +125,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
 @contextmanager
 def running(app: Any, settings: ServerSettings) -> Iterator[Server]:
     """``app`` under uvicorn on a free port, until the block ends."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener = _listen(ServerSettings(port=0))
     server = uvicorn.Server(uvicorn_config(app, settings))
     loops: list[asyncio.AbstractEventLoop] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -22,6 +23,8 @@ import psutil
 import pytest
 
 from modelbay.cli.main import run
+from modelbay_server.serve import _listen
+from modelbay_server.settings import ServerSettings
 from modelbay_testing.serve_process import serve_process
 
 LONG = {"prompt": "The quick brown fox", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
@@ -59,6 +62,24 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(tiny: Path) -> None:
         assert server.wait() == 0, server.lines
     assert texts == [expected + "data: [DONE]"] * 8
     assert refused
+
+
+def test_what_is_sent_does_not_wait_for_acknowledgements() -> None:
+    """The first event of a stream follows the headers at once."""
+
+    async def connect() -> int:
+        accepted = asyncio.get_running_loop().create_future()
+        with _listen(ServerSettings(port=0)) as listener:
+            server = await asyncio.start_server(lambda reader, writer: accepted.set_result(writer), sock=listener)
+            async with server:
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                theirs = (await accepted).get_extra_info("socket")
+                delay_off = theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                writer.close()
+                (await accepted).close()
+        return int(delay_off)
+
+    assert asyncio.run(connect())
 
 
 @pytest.mark.deep

@@ -67,7 +67,9 @@ def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
 def _listen(settings: ServerSettings) -> socket.socket:
     """Bound before anything is loaded, so that a port in use is said at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
+    # Of a socket that does not say that it is TCP, asyncio leaves Nagle's algorithm on: the first event of a stream
+    # would wait until the client has acknowledged the headers, which takes it up to 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
