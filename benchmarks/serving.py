@@ -178,7 +178,10 @@ class Rounds:
         return found
 
     def serve(self, server: RunningServer, whole: list[str], streamed: list[str]) -> Measured:
-        return asyncio.run(self._serve(server, whole, streamed))
+        try:
+            return asyncio.run(self._serve(server, whole, streamed))
+        except (EngineError, OSError) as error:
+            raise EngineError(f"{server.name}: {error} Its last words: {server.last_words()}") from error
 
     async def _serve(self, server: RunningServer, whole: list[str], streamed: list[str]) -> Measured:
         found, at, client = Measured(), self.shape.sequences, Client(server.port)

@@ -109,13 +109,14 @@ class RunningServer:
         end = time.monotonic() + _START_S
         while True:
             if self._process.poll() is not None or time.monotonic() > end:
-                raise EngineError(f"the server {self.name} did not start: {self._last_words()}")
+                raise EngineError(f"the server {self.name} did not start: {self.last_words()}")
             with suppress(OSError, urllib.error.HTTPError):
                 self.get("/ready" if self.name == "modelbay" else "/health")
                 return
             time.sleep(0.1)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it wrote."""
         self._log.seek(0)
         return " | ".join([line.strip() for line in self._log.read().splitlines() if line.strip()][-5:])
 
@@ -127,9 +128,11 @@ def modelbay(model: str, dtype: str, max_model_len: int, cache_bytes: int) -> Se
 
 
 def transformers(model: str, dtype: str) -> ServerSpec:
-    """With continuous batching: without, it answers one request after another."""
+    """With continuous batching: without, it answers one request after another. Its cache has a size that is said, since
+    by itself it would take most of the machine's memory."""
     program = Path(sys.executable).with_name("transformers")
-    command = [str(program), "serve", model, "--continuous-batching", "--device", "cpu", "--dtype", dtype]
+    command = [str(program), "serve", model, "--continuous-batching", "--device", "cpu", "--dtype", dtype,
+               "--cb-block-size", "32", "--cb-num-blocks", "2048", "--cb-max-batch-tokens", "2048"]  # fmt: skip
     libraries = ("transformers", "torch", "uvicorn")
     return ServerSpec("transformers", command, lambda tokens: _transformers_body(model, tokens), libraries=libraries)
 
