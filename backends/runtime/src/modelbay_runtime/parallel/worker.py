@@ -139,4 +139,3 @@ def _leave_word(bootstrap: Bootstrap, error: BaseException) -> None:
         unfinished.rename(unfinished.with_name(f"error-{bootstrap.rank}"))
     except OSError:
         print(words, file=sys.stderr)
-
