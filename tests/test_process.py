@@ -24,7 +24,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ENTRY = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 SLOW_LOAD = (
-    "import time, modelbay_runtime.engine.engine as e\n"
+    "import time, modelbay_runtime.engine.rank as e\n"
     "def load(*args, **kwargs): print('here', flush=True); time.sleep(120)\n"
     "e.load_weights = load\n"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -13,6 +14,9 @@ from modelbay.errors import RemoteCodeError
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
+
+#: CPython 3.11 counts the depth of a tree that it builds for all threads together, and fails where two build one.
+_PARSING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ def find_closure(files: ModelFiles, module: str, beside: Iterable[str] = ()) -> 
 def _imported_files(files: ModelFiles, name: str, content: bytes) -> Iterator[str]:
     """The repository's files that one file imports relatively."""
     try:
-        tree = ast.parse(content, filename=name)
+        with _PARSING:
+            tree = ast.parse(content, filename=name)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

@@ -43,10 +43,15 @@ def pooling_usage(outputs: Iterable[Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Sent:
-    """How much of one sequence a client has been sent."""
+    """How much of one sequence a client has been sent.
+
+    ``offset``: where the next token begins in the tokens' own texts, which may be ahead of the text: what is held back
+    until a character is whole counts here.
+    """
 
     text: int = 0
     tokens: int = 0
+    offset: int = 0
     finished: bool = False
     begun: bool = False
 

@@ -87,18 +87,20 @@ class CompletionAnswer:
             yield {**self._head, "choices": [], "usage": usage(finished)}
 
     def _piece(self, choice_index: int, output: Any, sequence: Any, sent: Sent) -> dict[str, Any] | None:
-        first, before = not sent.begun, sent.text
+        first = not sent.begun
         echo = self._prompt_text(output) if first and self._body.echo else ""
-        before += len(self._prompt_text(output)) if self._body.echo and not first else 0
         news = sent.news(sequence)
         if not news.shows and news.finish_reason is None and not echo:
             return None
         sent.begun = True
         with_prompt = bool(first and self._body.echo)
+        shown = self._logprobs(output, news.token_ids, news.logprobs, with_prompt=with_prompt, offset=sent.offset)
+        if shown is not None and shown["tokens"]:
+            sent.offset = shown["text_offset"][-1] + len(shown["tokens"][-1])
         choice = {
             "index": choice_index,
             "text": echo + news.text,
-            "logprobs": self._logprobs(output, news.token_ids, news.logprobs, with_prompt=with_prompt, offset=before),
+            "logprobs": shown,
             "finish_reason": news.finish_reason,
             "stop_reason": news.stop_reason if news.finish_reason is not None else None,
         }
