@@ -335,7 +335,7 @@ def test_a_replica_is_asked_for_everything_and_survives_bad_requests(llama: Path
     with nothing_left_behind(60):
         llm = LLM(str(llama), **_OPTIONS, data_parallel_size=2)
         for process in (psutil.Process(), *children()):
-            assert listening(process) <= {"127.0.0.1"}  # whoever is not on this machine cannot reach it
+            assert listening(process) <= {"127.0.0.1", "::1"}  # whoever is not on this machine cannot reach it
         assert [found.name for found in llm.apply_model(local_class_of)] == ["LlamaForCausalLM"] * 2
         llm.apply_model(poison)
         bad = [{"prompt_token_ids": [77, 5]}] * 2  # one for each replica
