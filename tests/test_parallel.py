@@ -90,6 +90,11 @@ def check_equal(path: Path, options: dict[str, Any], sizes: dict[str, Any]) -> N
         expected = answers(alone)
     with opened(path, **options, **sizes) as llm:
         found = answers(llm)
+        if sizes.get("tensor_parallel_size", 1) > 1:  # what was counted before is a number, and does not go on growing
+            before = llm.engine.executor.traffic()
+            llm.generate(prompts()[:1], _PARAMS, use_tqdm=False)
+            after = llm.engine.executor.traffic()
+            assert all(b.tp.calls["all_reduce"] < a.tp.calls["all_reduce"] for b, a in zip(before, after, strict=True))
         pools = [lane.kv.pool for lane in llm.engine.lanes]
         names = llm.apply_model(lambda module: type(module).__name__)
     assert worst_difference(expected, found) <= _LIMIT

@@ -5,6 +5,7 @@ The groups are made directly, not through ``init_process_group``: several models
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import deque
 from collections.abc import Sequence
@@ -126,7 +127,8 @@ class World:
 
     def traffic(self) -> RankTraffic:
         """What this rank gave to others so far."""
-        return RankTraffic(self.context.tp.traffic, self.context.ep.traffic, self._pipe_bytes())
+        tp, ep = copy.deepcopy((self.context.tp.traffic, self.context.ep.traffic))  # which go on counting
+        return RankTraffic(tp, ep, self._pipe_bytes())
 
     def neighbours(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Pipe | None:
         """The stages beside this one; None where there is one stage."""
