@@ -18,7 +18,7 @@ from typing import Any
 
 from comparison import machine
 from comparison.processes import EngineSpec
-from comparison.report import RESULTS, render, update_page, write_result
+from comparison.report import record, update_page
 from comparison.run import Plan, compare
 
 from modelbay import resolve
@@ -171,12 +171,8 @@ def warn_if_busy(facts: dict[str, Any]) -> None:
 def report(result: dict[str, Any], options: argparse.Namespace) -> None:
     """Record the result, or write it where it was wanted; then show it."""
     name = options.name or Path(options.model).resolve().stem
-    if options.json not in (None, "-"):
-        write_result(result, Path(options.json))
-    else:
-        write_result(result, RESULTS / f"{name}.json")
-        update_page()
-    print(json.dumps(result, indent=1) if options.json == "-" else render(name, result))
+    section = record(name, result, None if options.json == "-" else options.json)
+    print(json.dumps(result, indent=1) if options.json == "-" else section)
 
 
 def say(line: str) -> None:

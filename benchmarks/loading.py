@@ -23,7 +23,7 @@ from typing import Any
 from compare import say, warn_if_busy
 from comparison import machine
 from comparison.processes import EngineSpec
-from comparison.report import RESULTS, render, update_page, write_result
+from comparison.report import record
 
 from modelbay import resolve
 from modelbay.errors import EngineError, ModelbayError, UsageError
@@ -47,12 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     name = options.name or f"{Path(options.model).resolve().stem}-loading"
-    if options.json:
-        write_result(result, Path(options.json))
-    else:
-        write_result(result, RESULTS / f"{name}.json")
-        update_page()
-    print(render(name, result))
+    print(record(name, result, options.json))
     return 0
 
 

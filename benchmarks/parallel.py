@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from compare import say, warn_if_busy
 from comparison import machine
-from comparison.report import RESULTS, render, update_page, write_result
+from comparison.report import record
 
 from modelbay import LLM, SamplingParams
 from modelbay.errors import ModelbayError
@@ -46,12 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     name = options.name or f"{Path(options.model).resolve().stem}-parallel"
-    if options.json:
-        write_result(result, Path(options.json))
-    else:
-        write_result(result, RESULTS / f"{name}.json")
-        update_page()
-    print(render(name, result))
+    print(record(name, result, options.json))
     return 0
 
 

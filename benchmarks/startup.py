@@ -23,7 +23,7 @@ from typing import Any
 from compare import say, warn_if_busy
 from comparison import machine
 from comparison.checkpoints import DEEPSEEK_V3, LLAMA, OLMO2, write_config
-from comparison.report import RESULTS, render, update_page, write_result
+from comparison.report import record
 
 from modelbay.errors import EngineError, ModelbayError, UsageError
 from modelbay_runtime.bench import Spread, ratios
@@ -67,12 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModelbayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if options.json:
-        write_result(result, Path(options.json))
-    else:
-        write_result(result, RESULTS / "startup.json")
-        update_page()
-    print(render("startup", result))
+    print(record("startup", result, options.json))
     return 0
 
 

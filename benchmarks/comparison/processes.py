@@ -45,7 +45,31 @@ class EngineSpec:
         return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", **self.env}
 
 
-class Worker:
+class ProcessGroup:
+    """A process and whatever it starts, which can be stopped where it stands while another is measured."""
+
+    _process: subprocess.Popen[Any]
+
+    def pause(self) -> None:
+        """Stop it where it stands, threads that spin for work included."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def cpu_seconds(self) -> float:
+        """What it has used so far, with its children."""
+        process = psutil.Process(self._process.pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:  # not waited for yet, so the group's id is still its own
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+class Worker(ProcessGroup):
     """A running worker. A context manager: leaving it ends the process and whatever that started."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -86,19 +110,6 @@ class Worker:
             raise EngineError(f"engine {self.name}: {answer['error']}")
         return answer
 
-    def pause(self) -> None:
-        """Stop it where it stands, threads that spin for work included."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def cpu_seconds(self) -> float:
-        """What it has used so far, with its children."""
-        process = psutil.Process(self._process.pid)
-        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
-
     def close(self) -> None:
         """Idempotent; the group is killed, since a paused or busy process would not hear anything gentler."""
         self._signal(signal.SIGKILL)
@@ -136,11 +147,6 @@ class Worker:
         for line in self._process.stdout:
             self._answers.put(line)
         self._answers.put(None)
-
-    def _signal(self, number: int) -> None:
-        if self._process.returncode is None:  # not waited for yet, so the group's id is still its own
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
 
     def _ended(self) -> EngineError:
         self._process.wait()

@@ -20,6 +20,16 @@ def write_result(result: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def record(name: str, result: Mapping[str, Any], path: str | None = None) -> str:
+    """Keep a result, under ``name`` among the results and on the page or at ``path`` alone; returns its section."""
+    if path:
+        write_result(result, Path(path))
+    else:
+        write_result(result, RESULTS / f"{name}.json")
+        update_page()
+    return render(name, result)
+
+
 def update_page(page: Path = PAGE, results: Path = RESULTS) -> None:
     """Replace the generated part of the page; what people wrote around it stays."""
     page.write_text(page_with(page.read_text(encoding="utf-8"), render_all(results)), encoding="utf-8")

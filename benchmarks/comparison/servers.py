@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
+from comparison.processes import ProcessGroup
 from modelbay.errors import EngineError
 
 _START_S = 300.0
@@ -48,7 +47,7 @@ class ServerSpec:
         return dict(pair.split("=", 1) for pair in done.stdout.split())
 
 
-class RunningServer:
+class RunningServer(ProcessGroup):
     """A server in a process group of its own. A context manager: leaving it ends the group."""
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -76,19 +75,6 @@ class RunningServer:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
             return str(response.read().decode())
 
-    def pause(self) -> None:
-        """Stop it where it stands."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def cpu_seconds(self) -> float:
-        """What it has used so far, with its children."""
-        process = psutil.Process(self._process.pid)
-        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
-
     def close(self) -> None:
         self._signal(signal.SIGKILL)
         self._process.wait()
@@ -99,11 +85,6 @@ class RunningServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-    def _signal(self, number: int) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + _START_S

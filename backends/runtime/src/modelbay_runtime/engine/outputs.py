@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import torch
@@ -187,40 +187,46 @@ class HiddenStatesOutput:
 
 
 @dataclass(slots=True)
-class EmbeddingOutput:
-    """One prompt's embedding, a list of floats of the model's embedding size (or of the dimensions asked for)."""
+class _PooledOutput:
+    """What the outputs of pooling begin with; each has a value of its own after it, and then how the request went."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: Sequence[int]
-    embedding: list[float]
-    metrics: RequestMetrics | None = None
-    finished: bool = True
 
     @property
-    def outputs(self) -> EmbeddingOutput:
-        """Itself, so that ``output.outputs.embedding``, as vLLM has it, works too."""
+    def outputs(self) -> Self:
+        """Itself, so that ``output.outputs.embedding`` (``.probs``, ``.score``), as vLLM has it, works too."""
         return self
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+    def _to_dict(self, metrics: RequestMetrics | None, finished: bool, **own: Any) -> dict[str, Any]:
         return {
             "request_id": self.request_id,
             "prompt": self.prompt,
             "prompt_token_ids": list(self.prompt_token_ids),
-            "embedding": self.embedding,
-            "metrics": None if self.metrics is None else self.metrics.to_dict(),
-            "finished": self.finished,
+            **own,
+            "metrics": None if metrics is None else metrics.to_dict(),
+            "finished": finished,
         }
 
 
 @dataclass(slots=True)
-class ClassificationOutput:
+class EmbeddingOutput(_PooledOutput):
+    """One prompt's embedding, a list of floats of the model's embedding size (or of the dimensions asked for)."""
+
+    embedding: list[float]
+    metrics: RequestMetrics | None = None
+    finished: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._to_dict(self.metrics, self.finished, embedding=self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput(_PooledOutput):
     """One prompt's probabilities: a number for each of the model's labels, in their order."""
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: Sequence[int]
     probs: list[float]
     metrics: RequestMetrics | None = None
     finished: bool = True
@@ -230,53 +236,25 @@ class ClassificationOutput:
         """How many labels there are."""
         return len(self.probs)
 
-    @property
-    def outputs(self) -> ClassificationOutput:
-        """Itself, so that ``output.outputs.probs``, as vLLM has it, works too."""
-        return self
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "request_id": self.request_id,
-            "prompt": self.prompt,
-            "prompt_token_ids": list(self.prompt_token_ids),
-            "probs": self.probs,
-            "num_classes": self.num_classes,
-            "metrics": None if self.metrics is None else self.metrics.to_dict(),
-            "finished": self.finished,
-        }
+        return self._to_dict(self.metrics, self.finished, probs=self.probs, num_classes=self.num_classes)
 
 
 @dataclass(slots=True)
-class ScoringOutput:
+class ScoringOutput(_PooledOutput):
     """How well a document answers a query: a cross-encoder's score of the pair, or the cosine of two embeddings.
 
     ``prompt`` is the query; ``prompt_token_ids`` are the pair's.
     """
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: Sequence[int]
     score: float
     metrics: RequestMetrics | None = None
     finished: bool = True
 
-    @property
-    def outputs(self) -> ScoringOutput:
-        """Itself, so that ``output.outputs.score``, as vLLM has it, works too."""
-        return self
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "request_id": self.request_id,
-            "prompt": self.prompt,
-            "prompt_token_ids": list(self.prompt_token_ids),
-            "score": self.score,
-            "metrics": None if self.metrics is None else self.metrics.to_dict(),
-            "finished": self.finished,
-        }
+        return self._to_dict(self.metrics, self.finished, score=self.score)
 
 
 PoolingOutput = HiddenStatesOutput | EmbeddingOutput | ClassificationOutput | ScoringOutput

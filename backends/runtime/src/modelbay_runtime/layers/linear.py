@@ -95,8 +95,9 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in], residual: [T, out] or None -> [T, out]."""
-        y = self.partial(x, residual)
-        return y if self.all_reduce is None else self.all_reduce(y)
+        if self.all_reduce is None:  # the only summand
+            return self._product(x, self.bias, residual)
+        return self.all_reduce(self.partial(x, residual))
 
 
 class PackedLinear(Linear):

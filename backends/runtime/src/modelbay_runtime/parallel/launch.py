@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from modelbay.resolve import Resolution
 from modelbay_runtime.parallel.mesh import Mesh
 
 LOCALHOST = "127.0.0.1"
+_POLL_S = 0.05
 #: What a rank's interpreter takes once it has imported torch and Transformers (measured: 0.3 to 0.4 GiB).
 _RANK_BYTES = 400 << 20
 #: Seconds that a process which was told to end may take.
@@ -113,6 +114,14 @@ class Started(Protocol):
         ...
 
 
+def await_words(failed: Callable[[], str | None], seconds: float) -> str | None:
+    """What ``failed`` says, as soon as it says something, within that time."""
+    until = time.monotonic() + seconds
+    while (found := failed()) is None and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    return found
+
+
 class Processes:
     """Ranks that are processes of this machine. See `Started`.
 
@@ -151,10 +160,7 @@ class Processes:
         )
 
     def wait_failed(self, seconds: float) -> str | None:
-        until = time.monotonic() + seconds
-        while (found := self.failed()) is None and time.monotonic() < until:
-            time.sleep(0.05)
-        return found
+        return await_words(self.failed, seconds)
 
     def end(self, *, at_once: bool = False) -> None:
         if os.getpid() != self._owner:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from typing import Any
 
 import torch
 
 from modelbay.errors import UsageError
 from modelbay.resolve import Resolution
-from modelbay_runtime.parallel.launch import Bootstrap, portable
+from modelbay_runtime.parallel.launch import Bootstrap, await_words, portable
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.worker import take_place, words_of
 
@@ -61,10 +60,7 @@ class RayActors:
         return None
 
     def wait_failed(self, seconds: float) -> str | None:
-        until = time.monotonic() + seconds
-        while (found := self.failed()) is None and time.monotonic() < until:
-            time.sleep(0.05)
-        return found
+        return await_words(self.failed, seconds)
 
     def end(self, *, at_once: bool = False) -> None:
         if not self._ray.is_initialized():
