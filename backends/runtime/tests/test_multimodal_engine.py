@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from PIL import Image
 from modelbay import LLM, SamplingParams
 from modelbay.errors import EngineError, UsageError
 from modelbay_runtime.multimodal.data import MediaItem
+from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_testing.media import (
     AUDIO,
     IMAGE,
@@ -388,6 +390,17 @@ def test_a_span_that_no_step_has_room_for_is_refused(open_media: Callable[..., L
 
 
 # ---- what is refused, by name ---------------------------------------------------------------------------------------
+
+
+def test_text_alone_to_a_model_that_reads_images_only_is_refused(open_media: Callable[..., LLM]) -> None:
+    llm = open_media()
+    needs = SimpleNamespace(media_kinds=("image",), needs_media=True)
+    llm.engine.media = MediaReader(llm.resolution, llm.engine.tokenizer, needs)
+    with pytest.raises(UsageError, match="does not run on text alone"):
+        llm.generate("only words", GREEDY)
+    with pytest.raises(UsageError, match="does not run on text alone"):
+        llm.generate({"prompt_token_ids": [5, 6, 7]}, GREEDY)
+    assert not llm.engine.requests
 
 
 def test_a_text_model_takes_no_images(checkpoint: Callable[[str], Path]) -> None:
