@@ -27,7 +27,7 @@ from modelbay import LLM, SamplingParams
 from modelbay.errors import ModelbayError
 from modelbay_runtime.bench import Spread
 
-#: Of a rank's share of the parameters.
+#: Of what a rank holds: its share of the parameters, and a tied head's second form.
 MEMORY_LIMIT = 1.1
 #: Milliseconds per step, at one sequence.
 STEP_LIMIT_MS = 1.0
@@ -149,7 +149,7 @@ def _difference(after: dict[str, int], before: dict[str, int]) -> dict[str, int]
 
 
 def peak(options: argparse.Namespace, sizes: dict[str, int], rank: int) -> dict[str, Any]:
-    """Resident memory that a rank's part takes at its peak while it is loaded, over the bytes of its parameters."""
+    """Resident memory that a rank's part takes at its peak while it is loaded, over the bytes that it holds."""
     say(f"memory of rank {rank} of {sizes}")
     what = json.dumps({"sizes": sizes, "rank": rank})
     command = [sys.executable, __file__, "--model", options.model, "--dtype", options.dtype, "--peak-of", what]
@@ -168,14 +168,15 @@ def peak_of_rank(model: str, dtype: str, *, sizes: dict[str, int], rank: int) ->
     resolution = resolve(model, dtype=dtype, **sizes)
     mesh = Mesh.of(resolution.args)
     built = build_model(resolution, ParallelContext.apart(mesh, mesh.place(rank)))
+    copied = built.copied_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
     before = _status("VmRSS")
     report = load_weights(built.module, resolution, device=built.context.device, dtype=built.context.dtype)
     taken, share = _status("VmHWM") - before, built.parameter_bytes()
-    largest = max(p.numel() * p.element_size() for p in built.module.parameters())
+    held = share + copied
     return {
         "mesh": " ".join(f"{name} {size}" for name, size in sizes.items()), "rank": rank, "share": share,
-        "largest": largest, "ratio": taken / share, "read": report.bytes_read,
+        "held": held, "ratio": taken / held, "read": report.bytes_read,
     }  # fmt: skip
 
 

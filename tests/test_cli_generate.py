@@ -69,7 +69,7 @@ def text_of(llm: LLM, prompt: str, **changes: Any) -> str:
 def test_one_prompt_is_its_text_and_nothing_else(cli: Run, model: Path, llm: LLM) -> None:
     out, err = cli("generate", model, "--prompt", "The quick", *GREEDY)
     assert out == text_of(llm, "The quick") + "\n"
-    assert re.fullmatch(r"KV cache: [\d,]+ MiB, [\d,]+ blocks, [\d,]+ tokens \(.*\)\n", err)
+    assert re.fullmatch(r"KV cache: up to [\d,]+ MiB as it fills, [\d,]+ blocks, [\d,]+ tokens \(.*\)\n", err)
 
 
 def test_several_prompts_stand_under_their_headings(cli: Run, model: Path, llm: LLM) -> None:

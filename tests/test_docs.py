@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -59,10 +60,14 @@ def write_files(page: Path, folder: Path) -> list[str]:
     """Write every block that has a title to the file of that name."""
     titled = [block for block in blocks(page) if block.title]
     for block in titled:
-        path = folder / str(block.title)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text, encoding="utf-8")
+        write_block(block, folder)
     return [str(block.title) for block in titled]
+
+
+def write_block(block: Block, folder: Path) -> None:
+    path = folder / str(block.title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text, encoding="utf-8")
 
 
 def as_module(name: str, source: str) -> types.ModuleType:
@@ -315,6 +320,38 @@ def test_conformance_example_of_the_how_to_is_a_valid_subclass() -> None:
     assert set(conformance.variants) == {"plain", "tied", "one kv head"}
 
 
+def test_files_shown_are_clean_where_their_reader_writes_them(tmp_path: Path) -> None:
+    """The Python files of README and tutorial, in a folder of one's own, by the rules that this house keeps itself."""
+    shown = {title for name in ("README.md", "docs/tutorial.md") for title in write_files(ROOT / name, tmp_path)}
+    assert "capped/tests/test_capped.py" in shown
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]["select"]
+    ruff = [sys.executable, "-m", "ruff"]
+    for command in (["check", "--select", ",".join(rules)], ["format", "--check"]):
+        words = [*ruff, *command, "--isolated", "--no-cache", "--line-length", "120", "."]
+        result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_tutorial_leaves_the_checkout_before_it_writes_anything() -> None:
+    """`make lint` looks at every file in the checkout, and what the tutorial makes is not of the house."""
+    before_files = [block.text for block in itertools.takewhile(lambda b: not b.title, blocks(DOCS / "tutorial.md"))]
+    moves = re.findall(r"^\$ cd (.+)$", "".join(before_files), re.M)
+    assert moves
+    assert not (ROOT / moves[-1]).resolve().is_relative_to(ROOT)
+
+
+@pytest.mark.deep
+@pytest.mark.real
+def test_readme_installs_what_it_takes_to_generate(wheel: Callable[[str], Path], tmp_path: Path) -> None:
+    """The members of the README's `pip install`, and no others, run the demo's model."""
+    [paths] = re.findall(r"^\$ pip install (\. .+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    model = or_skip(smollm2_gguf)
+    venv = fresh_venv(tmp_path / "venv", [wheel(os.path.normpath(path)) for path in paths.split()])
+    greedy = ["--chat", "--dtype", "float32", "--max-tokens", "8", "--temperature", "0"]
+    answer = venv.run("modelbay", "generate", model, *greedy, "--prompt", "What is the capital of France?").stdout
+    assert "Paris" in answer
+
+
 #: Commands of the tutorial that the test stands in for: the checkout it runs from already is what they make.
 STOOD_IN_FOR = {"make demo", "source .venv/bin/activate"}
 
@@ -339,22 +376,34 @@ def test_tutorial_runs_as_written(wheel: Callable[[str], Path], tmp_path: Path) 
     """Every file and every command of the tutorial, in order, in a fresh environment, with the output it shows."""
     page = DOCS / "tutorial.md"
     model = or_skip(smollm2_gguf)
-    write_files(page, tmp_path)
-    (tmp_path / MODEL).parent.mkdir()
-    (tmp_path / MODEL).symlink_to(model)
+    folder = tmp_path / "checkout"
+    (folder / MODEL).parent.mkdir(parents=True)
+    (folder / MODEL).symlink_to(model)
     members = [wheel(member) for member in ("plugins/qwen2", "backends/triton")]
     venv = fresh_venv(tmp_path / "venv", [*wheels_for(wheel), *members])
     for block in blocks(page):
-        if block.language == "console":
-            run_console(block.text, venv, tmp_path)
+        if block.title:
+            write_block(block, folder)
+        elif block.language == "console":
+            folder = run_console(block.text, venv, folder)
 
 
-def run_console(text: str, venv: FreshVenv, folder: Path) -> None:
-    """Run each ``$`` line; the lines below it must be in its output, where ``…`` stands for anything."""
+def run_console(text: str, venv: FreshVenv, folder: Path) -> Path:
+    """Run each ``$`` line; the lines below it must be in its output, where ``…`` stands for anything.
+
+    Returns:
+        The folder in which the next one runs.
+    """
     for command, _, shown in (part.partition("\n") for part in re.split(r"^\$ ", text, flags=re.M) if part.strip()):
         if command in STOOD_IN_FOR:
             continue
         words = shlex.split(command)
+        if words[0] == "cd":
+            folder = (folder / words[1]).resolve(strict=True)
+            continue
+        if words[0] in ("mkdir", "cp"):
+            subprocess.run(words, cwd=folder, check=True)
+            continue
         if words[:2] == ["pip", "install"]:
             # Not editable and without an index: the build tools are the ones installed here.
             paths = [folder / word for word in words[2:] if not word.startswith("-")]
@@ -366,6 +415,7 @@ def run_console(text: str, venv: FreshVenv, folder: Path) -> None:
         for line in shown.splitlines():
             for piece in filter(None, (" ".join(piece.split()) for piece in line.split("…"))):
                 assert piece in printed, f"$ {command}\nshows {piece!r}, but printed:\n{result.stdout}\n{result.stderr}"
+    return folder
 
 
 def in_folder(venv: FreshVenv, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -29,6 +29,7 @@ def main() -> None:
 
 def prepare_modelbay(model: str, dtype: str, kernels: str = "torch") -> Load:
     """Through `load_weights`, into the module that the engine would run; those kernels take weights as they are."""
+    import modelbay.weights.safetensors  # noqa: F401 - loaded by its name otherwise, at the first use
     from modelbay import resolve
     from modelbay_runtime.build import build_model
     from modelbay_runtime.loading import load_weights

@@ -155,15 +155,16 @@ def _parallel(result: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield _table(["mesh", "collective", "calls", "least", "bytes", "least"], rows)
     yield (
-        "Resident memory at the peak of loading, over the bytes of the rank's parameters; the limit is "
-        f"{result['memory_limit']:g}, and one largest tensor."
+        "Resident memory at the peak of loading, over the bytes that the rank holds: its parameters, and a second form "
+        "of a head that is tied to an embedding on the same rank, where the kernels multiply another form than is "
+        f"looked up. The limit is {result['memory_limit']:g}."
     )
     memory = [
         [one["mesh"], str(one["rank"]), f"{one['share'] / 1e6:,.1f}", f"{one['read'] / 1e6:,.1f}",
-         f"**{one['ratio']:.2f}**", f"{result['memory_limit'] + one['largest'] / one['share']:.2f}"]
+         f"{one['held'] / 1e6:,.1f}", f"**{one['ratio']:.2f}**"]
         for one in result["memory"]
     ]  # fmt: skip
-    yield _table(["mesh", "rank", "parameters, MB", "read, MB", "peak / parameters", "limit"], memory)
+    yield _table(["mesh", "rank", "parameters, MB", "read, MB", "held, MB", "peak / held"], memory)
     step = result["step"]
     yield (
         "A decode step of one sequence, one thread: "

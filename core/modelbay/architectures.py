@@ -97,7 +97,7 @@ def select_architecture(
         rejected += unfit
     answer = name if owned is None or owned.value.name == name else f"{name}, served by {owned.value.name}"
     by = f"registered by {owned.owner}" if owned else "no plugin registers it"
-    source = config.sources.get("architectures", "config.json (architectures)")
+    source = config.sources.get("architectures", "the config")
     trace.decide("architectures", "architecture", answer, f"{source}; {by}", rejected=tuple(rejected))
     task = _decide_task(name, owned, args, trace)
     return task, name, owned
@@ -182,7 +182,7 @@ def _decide_task(name: str, owned: Owned[ArchSpec] | None, args: EngineArgs, tra
     own_tasks: tuple[str, ...] = (suffix_task(name) or "generate",)
     if owned is not None and owned.value.name == name:
         own_tasks = owned.value.tasks
-    task, source = _task(name, own_tasks, args)
+    task, source = _task(name, own_tasks, args, trace)
     serving, tasks = (owned.value.name, owned.value.tasks) if owned else (name, own_tasks)
     conversion = "none"
     if task not in tasks:
@@ -199,22 +199,28 @@ def _wants_pooling(args: EngineArgs) -> bool:
     return args.runner == "pooling" or args.convert in ("embed", "classify")
 
 
-def _task(name: str, own_tasks: tuple[str, ...], args: EngineArgs) -> tuple[str, str]:
+def _task(name: str, own_tasks: tuple[str, ...], args: EngineArgs, trace: Trace) -> tuple[str, str]:
     """The task and what decided it: ``convert``, then ``runner``, then what the architecture is for."""
     pooling = [task for task in own_tasks if task != "generate"]
     if args.convert in ("embed", "classify"):
         if args.runner == "generate":
             raise UsageError(f"convert={args.convert} makes a pooling model; it contradicts runner=generate.")
-        return args.convert, f"argument convert={args.convert}"
+        return args.convert, _asked(trace, "convert", args.convert)
     if args.runner == "generate":
         if "generate" not in own_tasks:
             raise _cannot(name, own_tasks, "generate")
-        return "generate", "argument runner=generate"
+        return "generate", _asked(trace, "runner", args.runner)
     if args.runner == "pooling":
         if not pooling and args.convert == "none":
             raise _cannot(name, own_tasks, "pooling without a conversion")
-        return (pooling or ["embed"])[0], "argument runner=pooling"
+        return (pooling or ["embed"])[0], _asked(trace, "runner", args.runner)
     return own_tasks[0], f"tasks of {name}"
+
+
+def _asked(trace: Trace, argument: str, value: str) -> str:
+    """``argument runner=pooling``, or who filled the argument in."""
+    source, given = trace.argument(argument), f"argument {argument}"
+    return f"{given}={value}" if source == given else source
 
 
 def _cannot(name: str, tasks: tuple[str, ...], asked: str) -> ArchitectureError:

@@ -69,7 +69,9 @@ class Lock:
             pinned["tokenizer"] = tokenizer["reference"]
             if tokenizer["commit"] and args.tokenizer_revision is None:
                 pinned["tokenizer_revision"] = tokenizer["commit"]
-        trace.decide("source", "lock", {"file": args.locked, "pinned": pinned}, "argument locked")
+        trace.decide("source", "lock", {"file": args.locked, "pinned": pinned}, trace.argument("locked"))
+        for name, value in pinned.items():
+            trace.decide("source", f"argument {name}", value, f"{args.locked}, by argument locked")
         return args.replace(**pinned)
 
     def check(self, resolution: Resolution) -> None:

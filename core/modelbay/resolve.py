@@ -10,7 +10,7 @@ from modelbay.architectures import select_architecture
 from modelbay.args import EngineArgs
 from modelbay.backends import Candidate, Verdict
 from modelbay.errors import ArchitectureError, BackendError, ConfigError, PluginError, UsageError
-from modelbay.pooling import PoolingSpec, resolve_pooling, says_pooling
+from modelbay.pooling import MODULES, PoolingSpec, pooling_module, resolve_pooling
 from modelbay.settings import Settings, load_settings
 from modelbay.specs import load_target
 from modelbay.trace import Rejected, Trace
@@ -62,7 +62,7 @@ def engine_args(model: str, kwargs: Mapping[str, Any], settings: Settings, trace
     """The arguments as given, over those of the config file; the trace says which came from there."""
     given = {name for name, value in kwargs.items() if value is not None}
     for name in sorted(settings.args.keys() - given):
-        trace.decide("plugins", f"argument {name}", settings.args[name], str(settings.path))
+        trace.decide("plugins", f"argument {name}", settings.args[name], f"[args] {name} in {settings.path}")
     return EngineArgs.create(model, **settings.with_defaults(kwargs))
 
 
@@ -96,7 +96,7 @@ def resolve_args(
     task, architecture, owned = select_architecture(config, plugins, made_for(files, args, trace), trace)
     pooling = resolve_pooling(files, config, task, args, trace)
     arch = owned.value if owned else None
-    wanted, source = wanted_backend(args, architecture, settings)
+    wanted, source = wanted_backend(args, architecture, settings, trace)
     candidates = assess_backends(files, config, arch, args, plugins, chosen=wanted)
     backend = choose_backend(candidates, wanted, source, config, architecture, arch, plugins, trace)
     owner = owned.owner if owned else None
@@ -110,9 +110,11 @@ def resolve_args(
 
 def made_for(files: ModelFiles, args: EngineArgs, trace: Trace) -> EngineArgs:
     """The arguments with ``runner`` filled in where nobody says what for, and the checkpoint was made to embed."""
-    if args.runner != "auto" or args.convert != "auto" or not says_pooling(files):
+    said = pooling_module(files)
+    if args.runner != "auto" or args.convert != "auto" or said is None:
         return args
-    trace.decide("architectures", "runner", "pooling", "modules.json has a pooling module")
+    trace.decide("architectures", "argument runner", "pooling", f"{MODULES} ({said})")
+    trace.decide("architectures", "argument convert", "embed", f"{MODULES} ({said})")
     return args.replace(runner="pooling", convert="embed")
 
 
@@ -154,8 +156,9 @@ def check_quantization(config: ModelConfig, args: EngineArgs, plugins: Plugins, 
             f"quantization_config.quant_method is {said!r}, which no installed plugin offers (installed: {installed}).",
             hint=plugins.absent_hint("quantizations", said),
         )
+    source = config.sources.get("quantization", "the config")
     trace.decide(
-        "config", "quantization method", f"{said} ({owned.value.summary})", f"config.json; served by {owned.owner}"
+        "config", "quantization method", f"{said} ({owned.value.summary})", f"{source}; served by {owned.owner}"
     )
     quantization_transforms(config, plugins)
 
@@ -173,10 +176,10 @@ def quantization_transforms(config: ModelConfig, plugins: Plugins) -> tuple[Tran
     return tuple(load_target(owned.value.target)(config))
 
 
-def wanted_backend(args: EngineArgs, architecture: str, settings: Settings) -> tuple[str, str]:
+def wanted_backend(args: EngineArgs, architecture: str, settings: Settings, trace: Trace) -> tuple[str, str]:
     """``model_impl`` and its source: the argument, else the config file's choice for this architecture, else auto."""
     if args.model_impl != "auto":
-        return args.model_impl, "argument model_impl"
+        return args.model_impl, trace.argument("model_impl")
     if architecture in settings.model_impl:
         return settings.model_impl[architecture], f"[model_impl] in {settings.path}"
     return "auto", "default"

@@ -115,6 +115,18 @@ class TokenizerModeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredConfig:
+    """What config.json would have said, read out of a checkpoint's own file.
+
+    ``sources``: config key (``"rope_parameters.rope_theta"``) -> the key of the file that says it, or how else it is
+    known (``"derived: …"``). An object's entry counts for all that is in it. `modelbay explain` shows them.
+    """
+
+    values: dict[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFormatSpec:
     """A checkpoint format.
 
@@ -123,7 +135,8 @@ class LoadFormatSpec:
         target: a class that follows `modelbay.weights.formats.LoadFormat`.
         suffixes: file endings this format reads (``".safetensors"``).
         auto: position among the formats that ``load_format="auto"`` tries, lowest first; None: only by name.
-        config: ``fn(path) -> dict`` that reads a config out of the checkpoint itself when there is no config.json.
+        config: ``fn(path) -> dict`` that reads a config out of the checkpoint itself when there is no config.json; or
+            ``-> StoredConfig``, which says as well under which keys of the file its values stand.
         tokenizer_mode: the tokenizer mode that reads the tokenizer out of the checkpoint, for such formats.
         transforms: ``fn(config) -> tuple[Transform, ...]``: this format's own names to Hugging Face's, applied
             before the architecture's transforms.

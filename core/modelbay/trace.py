@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import logging
 
 #: The stages of the hallway in the order in which they run.
 STAGES = (
@@ -75,12 +78,26 @@ class Trace:
     def warnings(self) -> list[Decision]:
         return [decision for decision in self.decisions if decision.level == "warning"]
 
+    def log_warnings(self, stage: str, logger: logging.Logger) -> None:
+        """Say the warnings of one stage to whoever reads no trace."""
+        for decision in self.warnings():
+            if decision.stage == stage:
+                logger.warning("%s: %s (%s)", decision.question, decision.answer, decision.source)
+
     def find(self, question: str, stage: str | None = None) -> Decision | None:
         """The last decision on ``question``, or None."""
         for decision in reversed(self.decisions):
             if decision.question == question and stage in (None, decision.stage):
                 return decision
         return None
+
+    def argument(self, name: str) -> str:
+        """The source of what an engine argument decides: the argument itself, or whoever filled it in.
+
+        Whoever fills in an argument that was not given appends a decision on "argument NAME" first.
+        """
+        filled = self.find(f"argument {name}")
+        return filled.source if filled else f"argument {name}"
 
     def __iter__(self) -> Iterator[Decision]:
         return iter(self.decisions)

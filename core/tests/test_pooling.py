@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from modelbay.args import EngineArgs
+from modelbay.config.origins import Origins
 from modelbay.errors import ConfigError, TrustError, UsageError
 from modelbay.pooling import PoolingSpec, resolve_pooling
 from modelbay.source import ModelFiles
@@ -36,7 +37,9 @@ def spec(folder: Path, files: dict[str, Any], task: str = "embed", config: Any =
         path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
     names = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
     raw = dict(config or {})
-    facts: Any = SimpleNamespace(hidden_size=64, raw=raw, hf=None, get=lambda key, default=None: raw.get(key, default))
+    facts: Any = SimpleNamespace(
+        hidden_size=64, raw=raw, hf=None, get=lambda key, default=None: raw.get(key, default), origins=Origins()
+    )
     found = resolve_pooling(
         ModelFiles(str(folder), "local", folder, names), facts, task, EngineArgs.create(str(folder), **args), Trace()
     )

@@ -272,7 +272,7 @@ def test_config_file_gives_default_arguments_and_an_argument_wins(config_file: A
     path = config_file("[args]\nmax-model-len = 64\nseed = 7\n")
     resolution = resolve("m", plugins=plugin(native=YES), seed=1)
     assert (resolution.args.max_model_len, resolution.args.seed) == (64, 1)
-    assert resolution.trace.find("argument max_model_len").source == str(path)
+    assert resolution.trace.find("argument max_model_len").source == f"[args] max_model_len in {path}"
     assert resolution.trace.find("argument seed") is None
 
 

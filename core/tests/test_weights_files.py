@@ -177,6 +177,18 @@ class TestSafetensors:
             assert torch.equal(source.read("x"), values)
             assert torch.equal(source.read("y"), values + 1)
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    @pytest.mark.parametrize("backwards", [False, True])
+    def test_w7_releasing_small_tensors_gives_pages_back(self, tmp_path, backwards):
+        save_file({f"{i:02}": torch.ones(256 << 10) for i in range(48)}, tmp_path / "model.safetensors")
+
+        with opened(Safetensors, tmp_path) as source:
+            before = resident_of_files()
+            for name in sorted(source.entries(), reverse=backwards):
+                assert source.read(name).sum().item() == 256 << 10
+                source.release(name)
+                assert resident_of_files() - before < 8 << 20
+
     def test_w7_writing_to_a_view_never_reaches_the_file(self, tmp_path):
         save_file({"x": torch.zeros(1024)}, tmp_path / "model.safetensors")
         before = (tmp_path / "model.safetensors").read_bytes()
@@ -206,6 +218,12 @@ class TestSafetensors:
                 file.truncate(200)
             with pytest.raises(WeightsError, match="became shorter"):
                 source.read("x")
+
+
+def resident_of_files() -> int:
+    """Bytes of mapped files that this process has in memory."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssFile"))
 
 
 class RunsCode:
@@ -247,15 +265,11 @@ class TestPyTorch:
     def test_w7_releasing_gives_pages_back(self, tmp_path):
         torch.save({"x": torch.ones(8 << 20)}, tmp_path / "x.bin")
 
-        def resident():
-            with open("/proc/self/status") as status:
-                return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssFile"))
-
         with opened(PyTorchBin, tmp_path) as source:
             assert source.read("x").sum().item() == 8 << 20
-            before = resident()
+            before = resident_of_files()
             source.release("x")
-            assert before - resident() > 30 << 20
+            assert before - resident_of_files() > 30 << 20
 
     @pytest.mark.parametrize("legacy", [False, True])
     def test_w3_a_pickle_that_wants_code_is_refused_and_not_run(self, tmp_path, capsys, legacy):

@@ -344,7 +344,9 @@ def test_a_plugin_in_the_process_serves_its_architecture(tmp_path: Path, monkeyp
 def test_the_cache_is_said_in_one_log_line(checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="modelbay"), LLM(str(checkpoint("llama")), max_num_seqs=2) as llm:
         lines = [record.getMessage() for record in caplog.records if "KV cache" in record.getMessage()]
-        assert lines == ["KV cache: 1 MiB, 64 blocks, 1,024 tokens (all that max_num_seqs=2 sequences can use)"]
+        assert lines == [
+            "KV cache: up to 1 MiB as it fills, 64 blocks, 1,024 tokens (all that max_num_seqs=2 sequences can use)"
+        ]
         decision = llm.resolution.trace.find("KV cache")
         assert decision is not None
         assert decision.answer in lines[0]

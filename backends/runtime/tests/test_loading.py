@@ -1,33 +1,23 @@
 """W1-W8: checkpoints loaded into a module tree on meta, compared with the tensors that were saved."""
 
 import json
-import subprocess
 import sys
-import textwrap
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from modelbay.args import EngineArgs
 from modelbay.errors import WeightsError
 from modelbay.hookspecs import hookimpl
-from modelbay.plugins import load_plugins
-from modelbay.source import ModelFiles
-from modelbay.specs import ArchSpec, LoadFormatSpec
-from modelbay.trace import Trace
+from modelbay.specs import LoadFormatSpec
 from modelbay.weights.transforms import Rename, Split, Stack
 from modelbay_runtime.layout import Section, Shard
-from modelbay_runtime.loading import load_weights
+from modelbay_testing.bare_loading import load_bare, meta_parameter, peak_of_loading
 
 H, Q, KV, V, LAYERS = 8, 8, 4, 11, 2
 META = torch.device("meta")
-
-
-def parameter(*shape, dtype=torch.bfloat16):
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=META), requires_grad=False)
 
 
 class Proj(nn.Module):
@@ -35,8 +25,8 @@ class Proj(nn.Module):
 
     def __init__(self, out, into, bias=False):
         super().__init__()
-        self.weight = parameter(out, into)
-        self.bias = parameter(out) if bias else None
+        self.weight = meta_parameter(out, into)
+        self.bias = meta_parameter(out) if bias else None
         self.packs = []
 
     def post_load(self):
@@ -51,14 +41,14 @@ class Layer(nn.Module):
         self.qkv_proj.packed = (Section("q_proj", 0, Q), Section("k_proj", Q, KV), Section("v_proj", Q + KV, KV))
         self.o_proj = Proj(H, Q)
         self.norm = nn.Module()
-        self.norm.weight = parameter(H)
+        self.norm.weight = meta_parameter(H)
         self.register_buffer("table", torch.arange(4.0), persistent=False)
 
 
 class Head(nn.Module):
     def __init__(self, tied_to):
         super().__init__()
-        self.weight = parameter(V, H)
+        self.weight = meta_parameter(V, H)
         self.tied_to = tied_to
 
 
@@ -66,10 +56,10 @@ class Body(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed_tokens = nn.Module()
-        self.embed_tokens.weight = parameter(V, H)
+        self.embed_tokens.weight = meta_parameter(V, H)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.router = nn.Module()
-        self.router.bias = parameter(3, dtype=torch.float32)
+        self.router.bias = meta_parameter(3, dtype=torch.float32)
         self.register_buffer("scale", torch.full((2,), 5.0))
 
 
@@ -97,34 +87,9 @@ def tensors(tied=False, dtype=torch.float32):
     return {name: value.to(dtype) for name, value in state.items()}
 
 
-def files_of(root):
-    names = tuple(sorted(path.name for path in root.iterdir()))
-    return ModelFiles(str(root), "local", root, names)
-
-
-def resolution(root, *, tied=False, transforms=(), plugins=(), **args):
-    config = SimpleNamespace(
-        tie_word_embeddings=tied, num_layers=LAYERS, num_heads=2, num_kv_heads=1, head_size=4, sources={},
-        quantization=None, backbone_dtypes={},
-        get=lambda key, default=None: default,
-    )  # fmt: skip
-    return SimpleNamespace(
-        args=EngineArgs.create(str(root), **args),
-        plugins=load_plugins(list(plugins)),
-        files=files_of(root),
-        config=config,
-        arch=ArchSpec(name="Tiny", target="x:Y", transforms=transforms),
-        trace=Trace(),
-    )
-
-
-def load(root, model=None, dtype=torch.bfloat16, **kwargs):
+def load(root, model=None, dtype=torch.bfloat16, **options):
     model = Tiny() if model is None else model
-    what = resolution(root, **kwargs)
-    report = load_weights(model, what, device="cpu", dtype=dtype)
-    assert report.unaccounted() == []
-    json.dumps(report.to_dict())
-    return model, report, what.trace
+    return model, *load_bare(root, model, dtype, layers=LAYERS, **options)
 
 
 def check_values(model, state, dtype=torch.bfloat16):
@@ -253,7 +218,7 @@ class TestLoading:
         save(tmp_path, experts)
         model = nn.Module()
         model.experts = nn.Module()
-        model.experts.up = parameter(12, 3, 4)
+        model.experts.up = meta_parameter(12, 3, 4)
         stack = Stack(r"experts\.(?P<index>\d+)\.up\.weight", "experts.up")
         _, report, _ = load(tmp_path, model, transforms=(stack,))
         assert torch.equal(model.experts.up, torch.stack(list(experts.values())).bfloat16())
@@ -404,7 +369,7 @@ class TestTies:
     def test_a_parameter_that_the_tree_holds_twice_stays_one(self, tmp_path):
         model = nn.Module()
         model.a, model.b = nn.Module(), nn.Module()
-        model.a.weight = model.b.weight = parameter(3, 4)
+        model.a.weight = model.b.weight = meta_parameter(3, 4)
         save(tmp_path, {"b.weight": torch.ones(3, 4)})
         load(tmp_path, model)
         assert model.a.weight is model.b.weight
@@ -433,7 +398,7 @@ class TestDummy:
         def model(shard):
             module = nn.Module()
             module.proj = nn.Module()
-            module.proj.weight = parameter(4 if shard else 8, 6)
+            module.proj.weight = meta_parameter(4 if shard else 8, 6)
             module.proj.shards = {"weight": shard} if shard else {}
             return load(tmp_path, module, load_format="dummy")[0].proj.weight
 
@@ -447,7 +412,7 @@ class TestShards:
     def module(self, shape, shard, name="weight"):
         model = nn.Module()
         model.proj = nn.Module()
-        model.proj.weight = parameter(*shape)
+        model.proj.weight = meta_parameter(*shape)
         model.proj.shards = {name: shard}
         return model
 
@@ -477,7 +442,7 @@ class TestShards:
         save(tmp_path, {f"{name}.weight": value for name, value in state.items()})
         model = nn.Module()
         model.qk = nn.Module()
-        model.qk.weight = parameter(6, 6)
+        model.qk.weight = meta_parameter(6, 6)
         model.qk.packed = (Section("q", 0, 4), Section("k", 4, 2))
         model.qk.shards = {"q.weight": Shard(0, 4, 4), "k.weight": Shard(0, 2, 2)}
         load(tmp_path, model)
@@ -549,39 +514,12 @@ class TestReport:
 def test_w7_peak_memory_while_loading(tmp_path, format, disk):
     """Below 1.15 × the model in its own dtype plus the largest tensor on disk; the peak is reset right before."""
     layers, side = 24, 1024
-    script = f"""
-        import resource, sys
-        from pathlib import Path
-        from types import SimpleNamespace
-        import torch
-        from torch import nn
-        torch.set_num_threads(1)
-        from modelbay.args import EngineArgs
-        from modelbay.plugins import load_plugins
-        from modelbay.source import ModelFiles
-        from modelbay.trace import Trace
-        from modelbay_runtime.loading import load_weights
-        root = Path({str(tmp_path)!r})
+    build = f"""
         model = nn.Module()
         for i in range({layers}):
             layer = nn.Module()
-            layer.weight = nn.Parameter(torch.empty({side}, 4 * {side}, dtype=torch.bfloat16, device="meta"))
+            layer.weight = meta_parameter({side}, 4 * {side})
             model.add_module(f"layer{{i}}", layer)
-        config = SimpleNamespace(
-            tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None, backbone_dtypes={{}},
-            get=lambda *a: None
-        )
-        files = ModelFiles("x", "local", root, tuple(path.name for path in root.iterdir()))
-        what = SimpleNamespace(args=EngineArgs.create("x"), plugins=load_plugins([]), files=files, config=config,
-                               arch=None, trace=Trace())
-        torch.ones(1).bfloat16()
-        status = lambda key: next(
-            int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key)
-        )
-        open("/proc/self/clear_refs", "w").write("5")
-        before = status("VmRSS")
-        report = load_weights(model, what, device="cpu", dtype=torch.bfloat16)
-        print(status("VmHWM") - before, report.bytes_model)
     """
     state = {f"layer{i}.weight": torch.ones(side, 4 * side, dtype=getattr(torch, disk)) for i in range(layers)}
     largest = max(value.nbytes for value in state.values())
@@ -589,10 +527,6 @@ def test_w7_peak_memory_while_loading(tmp_path, format, disk):
         torch.save(state, tmp_path / "pytorch_model.bin")
     else:
         save_file(state, tmp_path / "model.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    peak, model_bytes = map(int, done.stdout.split())
+    peak, model_bytes = peak_of_loading(tmp_path, build)
     assert model_bytes == layers * side * side * 4 * 2
     assert peak < 1.15 * model_bytes + largest

@@ -1,25 +1,17 @@
 """W4, W7: a module that says how checkpoints of it are laid out; joined pieces on ranks; memory while joining."""
 
-import subprocess
 import sys
-import textwrap
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from modelbay.args import EngineArgs
 from modelbay.errors import WeightsError
-from modelbay.plugins import load_plugins
-from modelbay.source import ModelFiles
-from modelbay.specs import ArchSpec
-from modelbay.trace import Trace
 from modelbay.weights.safetensors import SafetensorsSource
 from modelbay.weights.transforms import Concat, Ignore, Rename, Split, Stack, Transpose, Unstack
 from modelbay_runtime.layout import Section, Shard
-from modelbay_runtime.loading import load_weights
+from modelbay_testing.bare_loading import load_bare, meta_parameter, peak_of_loading
 
 EXPERTS, ROWS, COLUMNS = 4, 3, 6
 EXPERT = r"experts\.(?P<index>\d+)\."
@@ -30,27 +22,8 @@ PACK = (
 )
 
 
-def parameter(*shape):
-    return nn.Parameter(torch.empty(shape, dtype=torch.bfloat16, device="meta"), requires_grad=False)
-
-
-def load(root, model, transforms=(), **args):
-    config = SimpleNamespace(
-        tie_word_embeddings=False,
-        num_layers=1,
-        sources={},
-        quantization=None,
-        backbone_dtypes={},
-        get=lambda key, default=None: default,
-    )
-    files = ModelFiles(str(root), "local", root, tuple(sorted(path.name for path in root.iterdir())))
-    what = SimpleNamespace(
-        args=EngineArgs.create(str(root), **args), plugins=load_plugins([]), files=files, config=config,
-        arch=ArchSpec(name="Tiny", target="x:Y", transforms=transforms), trace=Trace(),
-    )  # fmt: skip
-    report = load_weights(model, what, device="cpu")
-    assert report.unaccounted() == []
-    return report
+def load(root, model, transforms=(), **options):
+    return load_bare(root, model, transforms=transforms, **options)[0]
 
 
 def experts():
@@ -65,7 +38,7 @@ def joined(state):
 def module(shape=(EXPERTS, 2 * ROWS, COLUMNS), shard=None, **attributes):
     model = nn.Module()
     model.experts = nn.Module()
-    model.experts.gate_up = parameter(*shape)
+    model.experts.gate_up = meta_parameter(*shape)
     if shard is not None:
         model.experts.shards = {"gate_up": shard}
     for name, value in attributes.items():
@@ -96,7 +69,7 @@ class TestTheModuleSays:
         model = nn.Module()
         model.attn = nn.Module()
         model.attn.packed_qk, model.attn.v = nn.Module(), nn.Module()
-        model.attn.packed_qk.weight, model.attn.v.weight = parameter(6, COLUMNS), parameter(3, COLUMNS)
+        model.attn.packed_qk.weight, model.attn.v.weight = meta_parameter(6, COLUMNS), meta_parameter(3, COLUMNS)
         model.attn.packed_qk.packed = (Section("q", 0, 4), Section("k", 4, 2))
         model.checkpoint_transforms = (split,)
         load(tmp_path, model)
@@ -181,7 +154,7 @@ class TestReading:
         model = nn.Module()
         model.experts = nn.ModuleList(nn.Module() for _ in range(EXPERTS))
         for expert in model.experts:
-            expert.up = parameter(ROWS, COLUMNS)
+            expert.up = meta_parameter(ROWS, COLUMNS)
         model.checkpoint_transforms = (Unstack(r"experts\.up", "experts.{index}.up"),)
         load(tmp_path, model)
         assert reads == [("experts.up", (slice(i, i + 1),)) for i in range(EXPERTS)]
@@ -193,40 +166,16 @@ class TestReading:
 def test_w7_peak_memory_while_experts_are_joined(tmp_path, disk):
     """Below 1.15 × the model in its own dtype plus the largest tensor on disk."""
     layers, count, side = 4, 16, 512
-    script = f"""
-        from pathlib import Path
-        from types import SimpleNamespace
-        import torch
-        from torch import nn
-        torch.set_num_threads(1)
-        from modelbay.args import EngineArgs
-        from modelbay.plugins import load_plugins
-        from modelbay.source import ModelFiles
-        from modelbay.trace import Trace
+    build = f"""
         from modelbay.weights.transforms import Concat, Stack
-        from modelbay_runtime.loading import load_weights
-        root = Path({str(tmp_path)!r})
+
         model = nn.Module()
         for i in range({layers}):
             layer = nn.Module()
-            weight = torch.empty({count}, 4 * {side}, {side}, dtype=torch.bfloat16, device="meta")
-            layer.gate_up = nn.Parameter(weight)
+            layer.gate_up = meta_parameter({count}, 4 * {side}, {side})
             model.add_module(f"layer{{i}}", layer)
         stacks = [Stack(rf"\\.(?P<index>\\d+)\\.{{part}}$", f".#{{part}}") for part in ("gate", "up")]
         model.checkpoint_transforms = (*stacks, Concat(("#gate$", "#up$"), "gate_up", 1))
-        config = SimpleNamespace(tie_word_embeddings=False, num_layers=1, sources={{}}, quantization=None,
-                                 backbone_dtypes={{}}, get=lambda *a: None)
-        files = ModelFiles("x", "local", root, tuple(path.name for path in root.iterdir()))
-        what = SimpleNamespace(args=EngineArgs.create("x"), plugins=load_plugins([]), files=files, config=config,
-                               arch=None, trace=Trace())
-        torch.ones(1).bfloat16()
-        status = lambda key: next(
-            int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key)
-        )
-        open("/proc/self/clear_refs", "w").write("5")
-        before = status("VmRSS")
-        report = load_weights(model, what, device="cpu", dtype=torch.bfloat16)
-        print(status("VmHWM") - before, report.bytes_model)
     """
     state = {
         f"layer{layer}.{i}.{part}": torch.ones(2 * side, side, dtype=getattr(torch, disk))
@@ -236,10 +185,6 @@ def test_w7_peak_memory_while_experts_are_joined(tmp_path, disk):
     }
     largest = max(value.nbytes for value in state.values())
     save_file(state, tmp_path / "model.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    peak, model_bytes = map(int, done.stdout.split())
+    peak, model_bytes = peak_of_loading(tmp_path, build)
     assert model_bytes == layers * count * 4 * side * side * 2
     assert peak < 1.15 * model_bytes + largest

@@ -189,13 +189,11 @@ def test_what_is_read_is_not_changed() -> None:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> Any:
     """The commands, on the one model that is open."""
-    import modelbay_runtime.llm as llm_module
     from modelbay_runtime.cli.chat import command as chat
     from modelbay_runtime.cli.generate import command as generate
 
     class Open:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.llm = llm
+        llm: LLM
 
         def __enter__(self) -> LLM:
             return self.llm
@@ -203,7 +201,8 @@ def command(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> Any:
         def __exit__(self, *_: object) -> None:
             """It goes on."""
 
-    monkeypatch.setattr(llm_module, "LLM", Open)
+    Open.llm = llm
+    monkeypatch.setattr("modelbay_runtime.cli.opening.open_llm", lambda *_: Open())
     commands = {"generate": generate, "chat": chat}
 
     def run(name: str, *args: str, stdin: str = "") -> Any:

@@ -99,7 +99,8 @@ def test_d1_every_rank_is_as_it_would_be_built(config: dict, mesh: Mesh, tied: b
             if isinstance(module, Embedding) and mesh.tp > 1:
                 assert rank.tokens == (module.first, module.first + module.held)
         names = {name.rpartition(".")[0] for name, _ in built.module.named_parameters() if ".layers." not in name}
-        assert set(rank.outside) == names - ({"lm_head"} if tied else set())
+        shared = {"lm_head"} if tied and "model.embed_tokens" in names else set()
+        assert set(rank.outside) == names - shared
     assert held == found.held
     if mesh == Mesh(tp=4):
         assert found.padding == (2 - tied) * (33 * 4 - 131) * 64
@@ -123,14 +124,27 @@ def test_the_command_says_who_holds_what(model: Any, capsys: pytest.CaptureFixtu
         return capsys.readouterr().out
 
     text = plan("--tp", "2", "--pp", "2", "--ep")
-    assert "4 ranks = 1 replicas × 2 stages × 2 shares, experts over 2" in text
+    assert "4 ranks = 1 replica × 2 stages × 2 shares, experts over 2" in text
     assert "rank 0: layers 3-4, experts 0-3, norm, lm_head, tokens 0-65;" in text
     assert "rank 3: layers 0-2, experts 4-7, embed_tokens, tokens 66-130;" in text
     data = json.loads(plan("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--json"))
     assert sum(rank["parameters"] for rank in data["ranks"]) == data["held"]
     assert [rank["experts"] for rank in data["ranks"]] == [None] * 4  # each of them is sliced
     many = plan("--dp", "8", "--pp", "5", "--ep")
-    assert "stage 4, each of 8 ranks: layers 4-4, 1 experts, norm, lm_head;" in many
+    assert "stage 4, each of 8 ranks: layer 4, 1 expert, norm, lm_head;" in many
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_command_says_once_what_is_active_of_a_dense_model(
+    tied: bool, model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", model(**LLAMA, tie_word_embeddings=tied)]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith(": 1 rank = 1 replica × 1 stage × 1 share")
+    [active] = [line for line in lines if "active per token" in line]
+    everything = own_elements(build_model(resolve(model(**LLAMA, tie_word_embeddings=tied))).module)
+    less = f"{everything - 131 * 64:,}, {everything:,} with the input embedding = {everything:,} in all - 8,384 of"
+    assert active.startswith(f"  active per token: {'all of them' if tied else less}")
 
 
 def test_the_command_refuses_what_does_not_divide(model: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import StyledLine, print_json, print_lines
+from modelbay.errors import ModelbayError
 from modelbay.resolve import Resolution, engine_args, resolve_args
 from modelbay.settings import load_settings
 from modelbay.specs import load_target
@@ -37,6 +38,7 @@ def command(ctx: click.Context, model: str, as_json: bool, no_build: bool, **opt
         resolution = resolve_args(args, trace=trace, settings=settings)
         if not no_build:
             with interrupts_wait():
+                _tokenizer(resolution)
                 dry_run(resolution)
     except Exception as error:  # shown after the trace so far, then raised again
         failure = error
@@ -53,6 +55,17 @@ def dry_run(resolution: Resolution) -> None:
     """Let the chosen backend walk build, plan and kernels on the meta device."""
     spec = resolution.plugins.require("modeling_backends", resolution.backend, "modelling backend").value
     load_target(spec.target)().dry_run(resolution)
+
+
+def _tokenizer(resolution: Resolution) -> None:
+    """Decide how texts become tokens. What a model without one cannot do is said, and ends no explanation."""
+    from modelbay.tokenizer import load_tokenizer
+
+    args, trace = resolution.args, resolution.trace
+    try:
+        load_tokenizer(resolution.files, resolution.config, resolution.plugins, args, trace)
+    except (ModelbayError, ImportError) as error:
+        trace.warn("tokenizer", "tokenizer", "cannot be loaded", str(error))
 
 
 def _undecided(trace: Trace) -> list[str]:

@@ -21,7 +21,11 @@ from modelbay.specs import TASKS
 def command(
     ctx: click.Context, task: str | None, model_type: str | None, owner: str | None, everything: bool, as_json: bool
 ) -> None:
-    """List the architectures that the installed plugins serve, with their owners."""
+    """List the architectures that the installed plugins serve, with their owners.
+
+    Where parallelism or attention is "derived", nothing is declared: it is read off the layers when a model is built,
+    and `modelbay plan MODEL` says what comes of it. Without model types, only the architecture's name counts.
+    """
     plugins = global_options(ctx).plugins()
     listed = [
         arch
@@ -39,5 +43,6 @@ def command(
 
 
 def _row(arch: Architecture) -> list[str]:
-    lists = (arch.model_types, arch.parallel, arch.attention)
-    return [arch.name, ", ".join(arch.tasks), str(arch.owner), *(", ".join(values) or "-" for values in lists)]
+    model_types = ", ".join(arch.model_types) or "-"
+    facts = (", ".join(declared) or "derived" for declared in (arch.parallel, arch.attention))
+    return [arch.name, ", ".join(arch.tasks), str(arch.owner), model_types, *facts]

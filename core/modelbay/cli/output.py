@@ -13,6 +13,11 @@ import click
 StyledLine = Sequence[tuple[str, str]]
 
 
+def counted(number: int, what: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def print_json(data: Any) -> None:
     """Indented JSON; what JSON has no word for (paths, dtypes) is shown as text."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=not _speaks_unicode(), default=str))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelbay.config.classes import transformers_class
+from modelbay.config.origins import Origins
 from modelbay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def architecture_names(
-    raw: Mapping[str, Any], text_path: tuple[str, ...], plugins: Plugins, args: EngineArgs
+    raw: Mapping[str, Any], text_path: tuple[str, ...], plugins: Plugins, args: EngineArgs, origins: Origins
 ) -> tuple[tuple[str, ...], str]:
     """The names and their source: the config, its text config, or inferred from model type and task.
 
@@ -25,7 +26,7 @@ def architecture_names(
     for depth in range(len(text_path) + 1):
         names = _names(level.get("architectures"))
         if names:
-            return names, f"config.json ({'.'.join((*text_path[:depth], 'architectures'))})"
+            return names, origins.of((*text_path[:depth], "architectures"))
         if depth < len(text_path):
             level = level[text_path[depth]]
     model_type = raw.get("model_type")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelbay import hub
+from modelbay.config.origins import Origins
 from modelbay.errors import ConfigError, UsageError, WeightsError
 from modelbay.trace import Rejected
 from modelbay.weights.header import DTYPES, read_header
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 RUN_DTYPES = ("float32", "bfloat16", "float16")
 _NAMES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 _FLOATS = (*RUN_DTYPES, "float64")
+#: Today's name in a config, and the former one.
+_KEYS = ("dtype", "torch_dtype")
 #: The value of the argument ``dtype`` that keeps each backbone's own.
 BACKBONE = "backbone"
 
@@ -38,7 +41,13 @@ class Dtype:
 
 
 def resolve_dtype(
-    asked: str, device: str, raw: Mapping[str, Any], text_path: tuple[str, ...], files: ModelFiles, trace: Trace
+    asked: str,
+    device: str,
+    raw: Mapping[str, Any],
+    text_path: tuple[str, ...],
+    origins: Origins,
+    files: ModelFiles,
+    trace: Trace,
 ) -> Dtype:
     """Argument, else config from the outside in, else the weights' header, else float32.
 
@@ -47,11 +56,11 @@ def resolve_dtype(
         ConfigError: what the config says is none.
     """
     wanted = "auto" if asked in ("auto", BACKBONE) else _run_dtype(asked)
-    found = _from_config(raw, text_path) or _from_header(files)
+    found = _from_config(raw, text_path, origins) or _from_header(files)
     checkpoint = found[0] if found else None
-    whole = _automatic(found, device, trace) if wanted == "auto" else Dtype(wanted, checkpoint, "argument dtype")
+    whole = _automatic(found, device, trace) if wanted == "auto" else Dtype(wanted, checkpoint, trace.argument("dtype"))
     if asked == BACKBONE:
-        return _of_backbones(raw, text_path, whole, trace)
+        return _of_backbones(raw, text_path, origins, whole, trace)
     _trace_differing(raw, checkpoint, whole.run, trace)
     return whole
 
@@ -70,7 +79,9 @@ def _automatic(found: tuple[str, str] | None, device: str, trace: Trace) -> Dtyp
     return Dtype(name, name, source)
 
 
-def _of_backbones(raw: Mapping[str, Any], text_path: tuple[str, ...], whole: Dtype, trace: Trace) -> Dtype:
+def _of_backbones(
+    raw: Mapping[str, Any], text_path: tuple[str, ...], origins: Origins, whole: Dtype, trace: Trace
+) -> Dtype:
     """Each backbone in the dtype that its own config says; what says none, in that of the whole."""
     own = {
         ".".join(path): "float32" if name == "float64" else name
@@ -79,11 +90,12 @@ def _of_backbones(raw: Mapping[str, Any], text_path: tuple[str, ...], whole: Dty
     if not own:
         return whole
     backbones = {"": whole.run, **own}
-    trace.decide("config", "backbone dtypes", backbones, f"argument dtype={BACKBONE}")
+    trace.decide("config", "backbone dtypes", backbones, f"{BACKBONE}, by {trace.argument('dtype')}")
     for depth in range(len(text_path), 0, -1):
         text = ".".join(text_path[:depth])
         if text in own:
-            return Dtype(own[text], whole.checkpoint, f"config.json ({text}.dtype), by dtype={BACKBONE}", backbones)
+            source = origins.of((*text_path[:depth], _dtype_key(raw, text_path[:depth])))
+            return Dtype(own[text], whole.checkpoint, f"{source}, by dtype={BACKBONE}", backbones)
     return Dtype(whole.run, whole.checkpoint, whole.source, backbones)
 
 
@@ -110,14 +122,22 @@ def _plain(name: str) -> str:
     return _NAMES.get(name, name)
 
 
-def _from_config(raw: Mapping[str, Any], text_path: tuple[str, ...]) -> tuple[str, str] | None:
+def _dtype_key(raw: Mapping[str, Any], path: tuple[str, ...]) -> str:
+    """The key under which the sub-config at ``path`` says its dtype."""
+    level: Any = raw
+    for key in path:
+        level = level[key]
+    return next(key for key in _KEYS if isinstance(level.get(key), str) and level[key] != "auto")
+
+
+def _from_config(raw: Mapping[str, Any], text_path: tuple[str, ...], origins: Origins) -> tuple[str, str] | None:
     level: Mapping[str, Any] = raw
     for depth in range(len(text_path) + 1):
-        for key in ("dtype", "torch_dtype"):
+        for key in _KEYS:
             value = level.get(key)
             if value is not None and value != "auto":
                 path = (*text_path[:depth], key)
-                return _checked(value, path), f"config.json ({'.'.join(path)})"
+                return _checked(value, path), origins.of(path)
         if depth < len(text_path):
             level = level[text_path[depth]]
     return None
@@ -148,7 +168,7 @@ def _nested_dtypes(level: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iter
     for key, inner in level.items():
         if not isinstance(inner, Mapping) or key == "quantization_config":
             continue
-        said = (inner.get(name) for name in ("dtype", "torch_dtype"))
+        said = (inner.get(name) for name in _KEYS)
         value = next((value for value in said if isinstance(value, str) and value != "auto"), None)
         if value is not None:
             yield (*path, key), value

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelbay.config.origins import Origins
 from modelbay.config.plain import NULL_IS_A_VALUE
 from modelbay.config.text import TextConfig
 from modelbay.errors import ConfigError
@@ -30,6 +31,7 @@ class FactReader:
         text: the text config.
         origin: "own", "transformers" or "remote" (`classes.ConfigObject`).
         aliases: further names per fact, from the config class's plugin.
+        origins: where the values of the whole config stand.
         sources: filled as facts are read: fact → source.
         per_layer: filled with the keys whose value differs from layer to layer.
     """
@@ -37,6 +39,7 @@ class FactReader:
     text: TextConfig
     origin: str
     aliases: Mapping[str, tuple[str, ...]]
+    origins: Origins = field(default_factory=Origins)
     sources: dict[str, str] = field(default_factory=dict)
     per_layer: list[str] = field(default_factory=list)
 
@@ -64,7 +67,7 @@ class FactReader:
             return None
         value, source = found
         if isinstance(value, list | tuple) and value and all(item == value[0] for item in value):
-            value = value[0]
+            value, source = value[0], f"derived: the same for every layer in {source}"
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -92,20 +95,21 @@ class FactReader:
     def _json(self, key: str) -> tuple[Any, str] | None:
         raw = self.text.raw
         if raw.get(key) is not None or (key in raw and key in NULL_IS_A_VALUE):
-            return raw[key], self._json_source(key)
+            return raw[key], self.json_source(key)
         return None
 
     def _json_aliases(self, key: str) -> tuple[Any, str] | None:
         for name in self._other_names(key):
             if self.text.raw.get(name) is not None:
-                return self.text.raw[name], self._json_source(name)
+                return self.text.raw[name], self.json_source(name)
         return None
 
     def _other_names(self, key: str) -> tuple[str, ...]:
         return (*self.aliases.get(key, ()), *COMMON_ALIASES.get(key, ()))
 
-    def _json_source(self, name: str) -> str:
-        return f"config.json ({'.'.join((*self.text.path, name))})"
+    def json_source(self, name: str) -> str:
+        """Where what the text config says under this key stands."""
+        return self.origins.of((*self.text.path, name), self.text.raw.get(name))
 
     def _attribute(self, key: str) -> Any:
         values = (self._read(name) for name in (key, *self._other_names(key)))
@@ -127,13 +131,20 @@ class FactReader:
         """Whether the class took the value from the JSON under its own name, has it as default, or computed it."""
         cls = type(self.text.obj)
         if key in self.per_layer:
-            return f"{cls.__name__}: the largest, since it differs from layer to layer"
+            return f"derived: by {cls.__name__}, the largest, since it differs from layer to layer"
         name = getattr(cls, "attribute_map", {}).get(key, key)
-        if self.text.raw.get(name) == value:
-            return self._json_source(name)
-        fields = getattr(cls, "__dataclass_fields__", {})
-        default = fields[name].default if name in fields else getattr(cls, name, None)
-        return "class default" if default == value else f"derived: by {cls.__name__}"
+        for said in dict.fromkeys((name, key, *self._other_names(key))):
+            if self.text.raw.get(said) == value:
+                return self.json_source(said)
+        return class_source(self.text.obj, name, value)
+
+
+def class_source(obj: Any, name: str, value: Any) -> str:
+    """Of what the JSON does not say: whether it is the class's default, or computed by it."""
+    cls = type(obj)
+    fields = getattr(cls, "__dataclass_fields__", {})
+    default = fields[name].default if name in fields else getattr(cls, name, None)
+    return "class default" if default == value else f"derived: by {cls.__name__}"
 
 
 def read_attribute(obj: Any, name: str) -> Any:
@@ -175,7 +186,7 @@ def heads(reader: FactReader, hidden_size: int) -> tuple[int, int, int]:
 def _kv_heads(reader: FactReader, num_heads: int) -> int:
     multi_query = reader.find("multi_query")
     if multi_query and multi_query[0]:
-        return reader.note("num_kv_heads", 1, "derived: multi_query")
+        return reader.note("num_kv_heads", 1, f"derived: multi_query is true ({multi_query[1]})")
     value = reader.optional_int("num_kv_heads", "num_key_value_heads")
     if value is None:
         return reader.note("num_kv_heads", num_heads, "derived: as many as attention heads")
@@ -202,7 +213,7 @@ def intermediate_size(reader: FactReader) -> int | None:
     """The MLP's width, None where the config gives none or one per layer."""
     found = reader.find("intermediate_size")
     if found and isinstance(found[0], list | tuple) and len(set(found[0])) > 1:
-        return reader.note("intermediate_size", None, "config: differs from layer to layer")
+        return reader.note("intermediate_size", None, f"derived: differs from layer to layer ({found[1]})")
     return reader.optional_int("intermediate_size", "intermediate_size") or None
 
 
@@ -214,24 +225,24 @@ def tie_word_embeddings(reader: FactReader, raw: Mapping[str, Any], hf: Any) -> 
         if said not in (None, False, True):
             raise ConfigError(f"the config's {key} must be true or false, got {said!r}.")
     if inner is not None:
-        return reader.note(key, bool(inner), f"config.json ({'.'.join((*reader.text.path, key))})")
+        return reader.note(key, bool(inner), reader.json_source(key))
     if outer is not None:
-        return reader.note(key, bool(outer), f"config.json ({key})")
+        return reader.note(key, bool(outer), reader.origins.of((key,)))
     for obj in (reader.text.obj, hf):
         value = read_attribute(obj, key)
         if value is not None:
-            return reader.note(key, bool(value), "class default")
+            return reader.note(key, bool(value), class_source(obj, key, value))
     return reader.note(key, False, "derived: not said")
 
 
 def quantization(reader: FactReader, raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """``quantization_config``, the model's or its text model's, under today's or its former name."""
-    for level in (raw, reader.text.raw):
+    for path, level in (((), raw), (reader.text.path, reader.text.raw)):
         for key in ("quantization_config", "compression_config"):
             value = level.get(key)
             if value and not isinstance(value, Mapping):
                 raise ConfigError(f"the config's {key} must be an object, got {value!r}.")
             if value:
-                reader.note("quantization", value, f"config.json ({key})")
+                reader.note("quantization", value, reader.origins.of((*path, key), value))
                 return dict(value)
     return None

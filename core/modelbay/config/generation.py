@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelbay.config.origins import Origins
 from modelbay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -59,23 +60,25 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 
 
-def default_generation(files: ModelFiles, choice: str, trace: Trace) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """``(default sampling, stop ids)`` of generation_config.json.
+def default_generation(files: ModelFiles, choice: str, trace: Trace) -> tuple[dict[str, Any], tuple[int, ...], str]:
+    """``(default sampling, stop ids, their source)`` of generation_config.json.
 
     ``choice``: "auto" reads the model's file; "modelbay" ignores its sampling, yet keeps its stop ids, which are facts
     about the model and not a taste; anything else is a directory (or a JSON file) to read instead.
     """
     values, source = _read(files, choice)
-    stop = token_ids(values.get("eos_token_id"), f"{source}'s eos_token_id")
+    stop, stop_source = token_ids(values.get("eos_token_id"), f"{source}'s eos_token_id"), f"{source} (eos_token_id)"
     if choice == "modelbay":
-        trace.decide("config", "default sampling", {}, "argument generation_config=modelbay")
-        return {}, stop
+        trace.decide("config", "default sampling", {}, f"modelbay, by {trace.argument('generation_config')}")
+        return {}, stop, stop_source
     sampling = {key: values[key] for key in SAMPLING_KEYS if values.get(key) is not None}
+    greedy = ""
     if values.get("do_sample") is False and sampling.get("temperature"):
         sampling["temperature"] = 0.0  # greedy, as Transformers reads it
-    trace.decide("config", "default sampling", sampling, source if values else f"no {GENERATION_FILE}")
+        greedy = "; temperature derived: do_sample is false"
+    trace.decide("config", "default sampling", sampling, source + greedy if values else f"no {GENERATION_FILE}")
     _warn_of_the_rest(values, source, trace)
-    return sampling, stop
+    return sampling, stop, stop_source
 
 
 def _warn_of_the_rest(values: Mapping[str, Any], source: str, trace: Trace) -> None:
@@ -98,15 +101,20 @@ def _shortened(value: Any) -> Any:
     return f"{len(value)} entries" if isinstance(value, list | dict) and len(value) > 8 else value
 
 
-def stop_ids(raw: Mapping[str, Any], text_raw: Mapping[str, Any], generation: tuple[int, ...]) -> tuple[int, ...]:
-    """The union of the config's (outer and text) and the generation config's ids, in that order.
+def stop_ids(
+    raw: Mapping[str, Any], text_raw: Mapping[str, Any], text_path: tuple[str, ...], origins: Origins
+) -> tuple[tuple[int, ...], list[str]]:
+    """The union of the text config's and the outer config's ids, and where they stand.
 
     A class default does not count: it is a number that was true of the family's first checkpoint.
     """
     ids: list[int] = []
-    for level in (text_raw, raw):
-        ids += token_ids(level.get("eos_token_id"), "the config's eos_token_id")
-    return tuple(dict.fromkeys([*ids, *generation]))
+    sources: list[str] = []
+    for path, level in ((text_path, text_raw), ((), raw)):
+        found = token_ids(level.get("eos_token_id"), "the config's eos_token_id")
+        ids += found
+        sources += [origins.of((*path, "eos_token_id"))] if found else []
+    return tuple(dict.fromkeys(ids)), sources
 
 
 def token_ids(value: Any, what: str) -> tuple[int, ...]:

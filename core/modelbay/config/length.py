@@ -49,7 +49,7 @@ def positions(reader: FactReader) -> tuple[int, str] | None:
     said = [(value, key) for key, value in found if value is not None]
     if said and not reader.text.by_class:
         smallest, key = min(said)
-        return smallest, f"config.json ({'.'.join((*reader.text.path, key))})"
+        return smallest, reader.json_source(key)
     for key in LENGTH_KEYS:
         default = reader.find(key)
         if default is not None and (value := _length(default[0], f"the config's {key}")) is not None:
@@ -63,12 +63,13 @@ def max_model_len(
     tokenizer_config: Mapping[str, Any] | None,
     asked: int | None,
     trace: Trace,
-    sentence_limit: int | None = None,
+    sentence_limit: tuple[int, str] | None = None,
 ) -> int:
     """The longest sequence in tokens.
 
     Args:
-        sentence_limit: the longest text that an embedding model was made for, where it is less than it has positions.
+        sentence_limit: the longest text that an embedding model was made for, where it is less than it has positions,
+            and who says so.
 
     Raises:
         UsageError: more was asked for than the model has, and nothing forces it.
@@ -79,10 +80,10 @@ def max_model_len(
     if asked is not None:
         if limit is not None and asked > limit.stretched:
             _refuse_unless_forced(asked, limit, trace)
-        return reader.note("max_model_len", asked, "argument max_model_len")
+        return reader.note("max_model_len", asked, trace.argument("max_model_len"))
     said = [HUGE if limit is None else limit.length, HUGE if tokenizer_limit is None else tokenizer_limit]
-    if sentence_limit is not None and sentence_limit < min(said):
-        return reader.note("max_model_len", sentence_limit, "sentence_bert_config.json (max_seq_length)")
+    if sentence_limit is not None and sentence_limit[0] < min(said):
+        return reader.note("max_model_len", *sentence_limit)
     if limit is None and tokenizer_limit is None:
         trace.warn("config", "maximum length", FALLBACK, "neither config nor tokenizer says one; give max_model_len")
         return reader.note("max_model_len", FALLBACK, "derived: nothing says it")

@@ -13,6 +13,7 @@ from modelbay.config.generation import default_generation, stop_ids
 from modelbay.config.layers import layer_types
 from modelbay.config.length import max_model_len
 from modelbay.config.model_config import ModelConfig
+from modelbay.config.origins import Origins, joined
 from modelbay.config.overrides import check_keys, merge
 from modelbay.config.patches import apply_patches
 from modelbay.config.reader import check_depth, read_raw
@@ -39,28 +40,33 @@ def load_config(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Tr
         TrustError: only code in the repository could read it, and it is not trusted.
         UsageError: an argument asks for what the model does not have.
     """
-    written, _ = read_raw(files, plugins, args, trace)
-    raw = _overridden(written, args.hf_overrides, trace)
-    patched = apply_patches(raw, plugins, trace)
+    written, origins = read_raw(files, plugins, args, trace)
+    raw = _overridden(written, args.hf_overrides, origins, trace)
+    patched = apply_patches(raw, plugins, origins, trace)
     built = build_config(raw, patched, files, plugins, args, trace)
     text, built_text = _text(patched, built, plugins, trace)
     if args.hf_overrides:
         check_keys(written, args.hf_overrides, built.hf, text.path)
-    reader = facts.FactReader(text, built_text.origin, built_text.aliases)
+    reader = facts.FactReader(text, built_text.origin, built_text.aliases, origins)
     config = _facts(patched, built.hf, reader, files, plugins, args, trace)
     for fact, source in config.sources.items():
         trace.decide("config", fact, _shown(getattr(config, fact)), source)
     return config
 
 
-def _overridden(written: Mapping[str, Any], overrides: Mapping[str, Any] | None, trace: Trace) -> dict[str, Any]:
+def _overridden(
+    written: Mapping[str, Any], overrides: Mapping[str, Any] | None, origins: Origins, trace: Trace
+) -> dict[str, Any]:
     if not overrides:
         return dict(written)
     if not isinstance(overrides, Mapping):
         raise UsageError(f"hf_overrides must be an object of config keys and values, got {overrides!r}.")
     check_depth(overrides, "hf_overrides")
-    trace.decide("config", "overrides", dict(overrides), "argument hf_overrides")
-    return merge(written, overrides)
+    argument = trace.argument("hf_overrides")
+    trace.decide("config", "overrides", dict(overrides), argument)
+    merged = merge(written, overrides)
+    origins.override(written, merged, overrides, argument)
+    return merged
 
 
 def _text(
@@ -91,7 +97,7 @@ def _facts(
     trace: Trace,
 ) -> ModelConfig:
     text = reader.text
-    names, names_source = architecture_names(raw, text.path, plugins, args)
+    names, names_source = architecture_names(raw, text.path, plugins, args, reader.origins)
     reader.note("architectures", names, names_source)
     vocab_size = reader.required_int("vocab_size", "vocab_size")
     hidden_size = reader.required_int("hidden_size", "hidden_size")
@@ -101,15 +107,17 @@ def _facts(
     num_heads, num_kv_heads, head_size = facts.heads(reader, hidden_size)
     kinds, window = layer_types(reader, num_layers, trace)
     rope_specs = rope(reader, head_size, trace)
-    dtype = resolve_dtype(args.dtype, args.device, raw, text.path, files, trace)
-    generation, generation_stop = default_generation(files, args.generation_config, trace)
+    dtype = resolve_dtype(args.dtype, args.device, raw, text.path, reader.origins, files, trace)
+    generation, generation_stop, generation_source = default_generation(files, args.generation_config, trace)
     length = max_model_len(
         reader, rope_specs, files.read_json("tokenizer_config.json"), args.max_model_len, trace,
         sentence_limit=None if args.runner == "generate" else sentence_length(files),
     )  # fmt: skip
     reader.note("dtype", dtype.run, dtype.source)
-    stop = stop_ids(raw, text.raw, generation_stop)
-    reader.note("eos_token_ids", stop, "config.json and generation_config.json")
+    stop, stop_sources = stop_ids(raw, text.raw, text.path, reader.origins)
+    stop = tuple(dict.fromkeys([*stop, *generation_stop]))
+    stop_sources += [generation_source] if generation_stop else []
+    reader.note("eos_token_ids", stop, joined(stop_sources) or "derived: neither config nor generation config has one")
     return ModelConfig(
         model_type=str(raw.get("model_type") or getattr(hf, "model_type", "")),
         architectures=names,
@@ -136,6 +144,7 @@ def _facts(
         eos_token_ids=stop,
         generation=generation,
         sources=reader.sources,
+        origins=reader.origins,
         per_layer=tuple(reader.per_layer),
         backbone_dtypes=dtype.backbones,
     )

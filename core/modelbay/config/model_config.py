@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelbay.config.origins import Origins
 from modelbay.rope import RopeSpec
 
 
@@ -15,7 +16,8 @@ class ModelConfig:
 
     ``layer_types`` has one entry per layer: "full" or "sliding" (or a kind that a plugin registers).
     ``rope`` maps a layer type to its RopeSpec; the key "default" serves every type not named; empty: no RoPE.
-    ``sources`` says for each fact: "config.json", "class default", "derived: …", "argument" …
+    ``sources`` says for each fact: "config.json (key)", "argument hf_overrides (key)", "class default", "derived: …" …
+    ``origins`` says the same for every value of ``raw``.
     ``raw`` is the checkpoint's config after overrides and historical patches; ``text_path`` the keys that lead from
     it to the text config (empty if there is no nested one). ``num_heads`` is 0 for a model without attention.
     ``per_layer``: config keys that differ from layer to layer; the fact is then the largest value.
@@ -48,6 +50,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()  # union of config and generation_config; the tokenizer's are added later
     generation: Mapping[str, Any] = field(default_factory=dict)  # default sampling, C10
     sources: Mapping[str, str] = field(default_factory=dict)
+    origins: Origins = field(default_factory=Origins)
     per_layer: tuple[str, ...] = ()
     backbone_dtypes: Mapping[str, str] = field(default_factory=dict)
 

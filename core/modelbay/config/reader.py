@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from modelbay.config.origins import CONFIG_FILE, Origins
 from modelbay.errors import ConfigError, NotAModelError
-from modelbay.specs import LoadFormatSpec, load_target
+from modelbay.specs import LoadFormatSpec, StoredConfig, load_target
 
 if TYPE_CHECKING:
     from modelbay.args import EngineArgs
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
 
-CONFIG_FILE = "config.json"
 MAX_DEPTH = 64
 _FIRST_OF_SPLIT = re.compile(r"-0*1-of-\d+\.[^.]+$")
 _SPLIT = re.compile(r"-\d+-of-\d+\.[^.]+$")
 
 
-def read_raw(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace) -> tuple[dict[str, Any], str]:
-    """The config as a dict, and the name of the file it came from.
+def read_raw(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace) -> tuple[dict[str, Any], Origins]:
+    """The config as a dict, and where its values stand.
 
     A reference that is one file is self-contained: its own config is taken even beside a config.json.
     """
@@ -36,7 +36,7 @@ def read_raw(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace
     raw = _decode_floats(said)
     if raw is not None:
         trace.decide("config", "config file", CONFIG_FILE, str(files.root))
-        return raw, CONFIG_FILE
+        return raw, Origins()
     for spec in formats:
         names = files.match(*(f"*{suffix}" for suffix in spec.suffixes))
         if names:
@@ -52,13 +52,16 @@ def _formats_with_config(plugins: Plugins, args: EngineArgs) -> list[LoadFormatS
     return [spec for spec in specs if args.load_format in ("auto", spec.name, "dummy")]
 
 
-def _from_format(files: ModelFiles, name: str, spec: LoadFormatSpec, trace: Trace) -> tuple[dict[str, Any], str]:
+def _from_format(files: ModelFiles, name: str, spec: LoadFormatSpec, trace: Trace) -> tuple[dict[str, Any], Origins]:
     path = files.path(name)
     assert path is not None, name
     assert spec.config is not None, spec
-    raw = load_target(spec.config)(path)
+    read = load_target(spec.config)(path)
     trace.decide("config", "config file", name, f"read out of the checkpoint by load format {spec.name!r}")
-    return raw, name
+    origins = Origins(name, reader=f"load format {spec.name!r}")
+    if not isinstance(read, StoredConfig):
+        return read, origins
+    return read.values, origins.reading(read.values, read.sources)
 
 
 def _only(names: tuple[str, ...], reference: str) -> str:

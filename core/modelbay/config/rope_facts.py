@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay.config.facts import FactReader
 from modelbay.config.length import positions
+from modelbay.config.rope_source import rope_source
 from modelbay.errors import ConfigError
 from modelbay.rope import (
     PARTIAL_KEYS,
@@ -28,7 +29,7 @@ def rope(reader: FactReader, head_size: int, trace: Trace) -> dict[str, RopeSpec
     for key in ROPE_DICTS:
         if (said := reader.text.raw.get(key)) and not isinstance(said, Mapping):
             raise ConfigError(f"the config's {key} must be an object, got {said!r}.")
-    parameters, source = _parameters(reader)
+    parameters = _parameters(reader)
     theta, partial = _first(reader, THETA_KEYS), _first(reader, PARTIAL_KEYS)
     if not parameters and theta is None:
         reader.note("rope", {}, "derived: neither config nor class has RoPE")
@@ -42,30 +43,28 @@ def rope(reader: FactReader, head_size: int, trace: Trace) -> dict[str, RopeSpec
         length=length[0] if length else None,
     )
     specs = rope_specs(parameters, defaults, head_size)
-    reader.note("rope", specs, source)
+    reader.note("rope", specs, rope_source(reader, parameters, specs, length[1] if length else ""))
     for kind, spec in specs.items():
         if spec.type not in REQUIRED:
             trace.warn("config", f"RoPE type of {kind} layers", spec.type, "not one that Modelbay's own layers know")
     return specs
 
 
-def _parameters(reader: FactReader) -> tuple[Mapping[str, Any], str]:
+def _parameters(reader: FactReader) -> Mapping[str, Any]:
     """The rope object: as a Transformers class has completed it, else as the JSON or the class has it."""
     if reader.origin == "transformers":
         completed = getattr(reader.text.obj, "rope_parameters", None)
         if completed:
-            in_json = any(reader.text.raw.get(key) for key in (*ROPE_DICTS, *THETA_KEYS))
-            what = "config.json" if in_json else "class default"
-            return canonical(completed), f"{what}, completed by {type(reader.text.obj).__name__}"
+            return canonical(completed)
     for key in ROPE_DICTS:
         value = reader.text.raw.get(key)
         if isinstance(value, Mapping):
-            return value, f"config.json ({key})"
+            return value
     for key in ROPE_DICTS:
         value = getattr(reader.text.obj, key, None)
         if isinstance(value, Mapping):
-            return canonical(value), "class default"
-    return {}, "config.json or class default (rope_theta alone)"
+            return canonical(value)
+    return {}
 
 
 def _first(reader: FactReader, keys: tuple[str, ...]) -> Any:

@@ -68,9 +68,10 @@ class SentenceModules:
     source: str = ""
 
 
-def says_pooling(files: ModelFiles) -> bool:
-    """Whether the checkpoint was made to embed: it says how its hidden states are pooled."""
-    return any("Pooling" in entry["type"].rpartition(".")[2] for entry in _listed(files))
+def pooling_module(files: ModelFiles) -> str | None:
+    """The type of the module that says how hidden states are pooled, which makes it a checkpoint that embeds."""
+    types = (entry["type"] for entry in _listed(files))
+    return next((kind for kind in types if "Pooling" in kind.rpartition(".")[2]), None)
 
 
 def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
@@ -94,7 +95,7 @@ def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
         include_prompt=config is None or boolean(config, "include_prompt", True, where),
         prompts=prompts,
         default_prompt=_default_prompt(sentence, prompts),
-        max_length=max_length(files),
+        max_length=length[0] if (length := max_length(files)) else None,
         lower_case=transformer.lower_case,
         as_messages=transformer.as_messages,
         activation=sentence.get("activation_fn"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MODES = tuple(_MODES.values())
 #: The key of a stage's config that says how many numbers it takes.
 _INPUT_SIZES: Mapping[str, str] = {"dense": "in_features", "layer_norm": "dimension"}
+_FORMER_ACTIVATION = "sbert_ce_default_activation_function"
 _ARGUMENTS = ("pooling_type", "normalize", "dimensions", "activation", "use_activation")
 #: What the library that writes ``problem_type`` does with the logits.
 _PROBLEMS = {
@@ -141,7 +142,7 @@ def _embedding(modules: SentenceModules, given: dict[str, Any], config: ModelCon
         )
     modes, modes_source = modules.modes, modules.source
     if "pooling_type" in given:
-        modes, modes_source = (given["pooling_type"],), "argument pooler_config"
+        modes, modes_source = (given["pooling_type"],), trace.argument("pooler_config")
     stages, normalize = modules.stages, True
     source = "nothing says otherwise"
     if modules.listed:
@@ -150,7 +151,7 @@ def _embedding(modules: SentenceModules, given: dict[str, Any], config: ModelCon
         stages = stages[:-1] if normalize else stages
         source = MODULES
     if "normalize" in given:
-        normalize, source = given["normalize"], "argument pooler_config"
+        normalize, source = given["normalize"], trace.argument("pooler_config")
     shown = "+".join(modes) if modes else "cls for an encoder, last for a decoder"
     trace.decide("architectures", "pooling", shown, modes_source or "default")
     if stages:
@@ -184,17 +185,17 @@ def _classifier(modules: SentenceModules, given: dict[str, Any], config: ModelCo
     if declared is None:
         problem = config.raw.get("problem_type")
         if problem is not None and problem not in _PROBLEMS:
-            raise ConfigError(f"config.json has problem_type {problem!r}; known: {', '.join(_PROBLEMS)}.")
+            raise ConfigError(f"the config has problem_type {problem!r}; known: {', '.join(_PROBLEMS)}.")
         score = "sigmoid" if labels == 1 else "identity"
         activation = _PROBLEMS.get(problem or "", "sigmoid" if labels == 1 else "softmax")
         if activation == "softmax" and labels == 1:
             activation = "sigmoid"  # of one logit, softmax makes 1 whatever it is
-        source = "config.json (problem_type)" if problem else f"{labels} labels"
+        source = config.origins.of(("problem_type",)) if problem else f"derived: {labels} labels"
     if "activation" in given:
         activation = score = given["activation"]
     if given.get("use_activation") is False:
         activation = score = "identity"
-    source = "argument pooler_config" if given else source
+    source = trace.argument("pooler_config") if given else source
     assert activation is not None
     assert score is not None
     trace.decide("architectures", "activation", activation, source)
@@ -215,10 +216,10 @@ def _declared(modules: SentenceModules, config: ModelConfig) -> tuple[str | None
     """The activation that a cross-encoder's files declare, and where."""
     nested = config.raw.get("sentence_transformers")
     found = {
-        "config.json (sentence_transformers.activation_fn)": nested.get("activation_fn")
+        config.origins.of(("sentence_transformers", "activation_fn")): nested.get("activation_fn")
         if isinstance(nested, Mapping)
         else None,
-        "config.json (sbert_ce_default_activation_function)": config.raw.get("sbert_ce_default_activation_function"),
+        config.origins.of((_FORMER_ACTIVATION,)): config.raw.get(_FORMER_ACTIVATION),
         "config_sentence_transformers.json (activation_fn)": modules.activation,
     }
     for where, value in found.items():

@@ -55,14 +55,15 @@ class TransformerModule:
     as_messages: bool = False
 
 
-def max_length(files: ModelFiles) -> int | None:
-    """The longest text in tokens that sentence-transformers gives this model; None if it does not say.
+def max_length(files: ModelFiles) -> tuple[int, str] | None:
+    """The longest text in tokens that sentence-transformers gives this model, and who says so; None if nobody does.
 
     Raises:
         ConfigError: it is no number of tokens.
     """
     name, config = _config(files)
-    return positive(config, "max_seq_length", "number of tokens", name)
+    length = positive(config, "max_seq_length", "number of tokens", name)
+    return None if length is None else (length, f"{name} (max_seq_length)")
 
 
 def read_transformer(files: ModelFiles) -> TransformerModule:

@@ -9,6 +9,7 @@ from modelbay.source import find_repository
 from modelbay.specs import LoadFormatSpec, load_target
 from modelbay.tokenizer.cached import cached
 from modelbay.tokenizer.fastokens import switch_if_asked
+from modelbay.tokenizer.hf import CONFIG_FILE as TOKENIZER_FILE
 from modelbay.tokenizer.hf import has_tokenizer
 from modelbay.trace import Rejected
 
@@ -30,14 +31,14 @@ def load_tokenizer(files: ModelFiles, config: ModelConfig, plugins: Plugins, arg
     """
     formats = [owned.value for owned in plugins.all("load_formats") if owned.value.tokenizer_mode]
     found = tokenizer_files(files, formats, args, trace)
-    mode, source = _mode(found, formats, args)
+    mode, source = _mode(found, formats, args, trace)
     owned = plugins.named("tokenizer_modes", mode, "tokenizer_mode")
     trace.decide("tokenizer", "mode", mode, f"{source}, offered by {owned.owner}")
     tokenizer = load_target(owned.value.target)(found, config, args, trace)
     if args.tokenizer_mode == "auto":
         tokenizer = switch_if_asked(tokenizer, trace)
     tokenizer = cached(tokenizer)
-    _trace_facts(tokenizer, config, trace)
+    _trace_facts(tokenizer, config, _template_source(found, mode), trace)
     return tokenizer
 
 
@@ -61,15 +62,15 @@ def tokenizer_files(files: ModelFiles, formats: list[LoadFormatSpec], args: Engi
     rejected: tuple[Rejected, ...] = ()
     if not same and args.revision is not None and args.tokenizer_revision is None:
         rejected = (Rejected(args.revision, "the model's revision; this is another repository"),)
-    trace.decide("tokenizer", "repository", reference, "argument", rejected=rejected)
+    trace.decide("tokenizer", "repository", reference, trace.argument("tokenizer"), rejected=rejected)
     suffixes = tuple(suffix for spec in formats for suffix in spec.suffixes)
     return find_repository(reference, revision=args.tokenizer_revision, file_suffixes=suffixes, trace=trace)
 
 
-def _mode(files: ModelFiles, formats: list[LoadFormatSpec], args: EngineArgs) -> tuple[str, str]:
+def _mode(files: ModelFiles, formats: list[LoadFormatSpec], args: EngineArgs, trace: Trace) -> tuple[str, str]:
     """The mode and why. A checkpoint file that carries its tokenizer serves itself, or a directory without one."""
     if args.tokenizer_mode != "auto":
-        return args.tokenizer_mode, "argument tokenizer_mode"
+        return args.tokenizer_mode, trace.argument("tokenizer_mode")
     for spec in formats:
         assert spec.tokenizer_mode is not None
         if files.entry is not None and files.entry.endswith(spec.suffixes):
@@ -79,12 +80,20 @@ def _mode(files: ModelFiles, formats: list[LoadFormatSpec], args: EngineArgs) ->
     return "hf", "default"
 
 
-def _trace_facts(tokenizer: Any, config: ModelConfig, trace: Trace) -> None:
+def _template_source(files: ModelFiles, mode: str) -> str:
+    """Where a chat template comes from, if there is one: a file of its own, or what the tokenizer is made of."""
+    if mode not in ("hf", "slow", "fastokens"):
+        return f"tokenizer mode {mode!r}"
+    own = next((name for name in ("chat_template.jinja", "chat_template.json") if files.has(name)), None)
+    return own or f"{TOKENIZER_FILE} (chat_template)"
+
+
+def _trace_facts(tokenizer: Any, config: ModelConfig, template_source: str, trace: Trace) -> None:
     kind = "fast" if getattr(tokenizer, "is_fast", False) else "slow (Python)"
     trace.decide("tokenizer", "class", type(tokenizer).__bases__[-1].__name__, kind)
     trace.decide("tokenizer", "tokens", len(tokenizer), "tokenizer")
     template = getattr(tokenizer, "chat_template", None)
-    trace.decide("tokenizer", "chat template", bool(template), "chat_template.jinja, else tokenizer_config.json")
+    trace.decide("tokenizer", "chat template", bool(template), template_source if template else "no file has one")
     if tokenizer.max_token_id >= config.vocab_size:
         trace.warn(
             "tokenizer",

@@ -29,7 +29,7 @@ def choose_format(
     """
     if load_format != "auto":
         spec: LoadFormatSpec = plugins.named("load_formats", load_format, "load format").value
-        trace.decide("weights", "load format", spec.name, "argument")
+        trace.decide("weights", "load format", spec.name, trace.argument("load_format"))
         return spec, load_target(spec.target)()
     rejected: list[Rejected] = []
     for name in _auto_names(plugins):

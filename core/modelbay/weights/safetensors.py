@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 INDEXES = ("model.safetensors.index.json",)
 PATTERNS = ("*.safetensors",)
 
+#: Neighbours are given back together: each call makes all cores of the process forget addresses.
+_RELEASE_BYTES = 4 << 20
+
 
 class Safetensors:
     """The load format."""
@@ -54,6 +57,7 @@ class SafetensorsSource:
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = dict(paths)
         self._maps: dict[str, mmap.mmap] = {}
+        self._released: tuple[str, int, int] | None = None  # file, begin, end: not given back yet
         headers = {file: read_header(path) for file, path in self._paths.items()}
         self._sizes = {file: max((entry.end for entry in entries), default=0) for file, entries in headers.items()}
         self._where: dict[str, tuple[str, HeaderEntry]] = merge_entries(
@@ -85,9 +89,20 @@ class SafetensorsSource:
 
     def release(self, name: str) -> None:
         file, entry = self._where[name]
-        mapped = self._maps.get(file)
-        if mapped is not None:
-            give_back(mapped, entry.begin, entry.end)
+        begin = entry.begin
+        if self._released is not None:
+            if self._released[0] == file and self._released[2] == begin:
+                begin = self._released[1]
+            else:
+                self._give_back()
+        self._released = (file, begin, entry.end)
+        if entry.end - begin >= _RELEASE_BYTES:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._released is not None and (mapped := self._maps.get(self._released[0])) is not None:
+            give_back(mapped, *self._released[1:])
+        self._released = None
 
     def close(self) -> None:
         """Let go of the files. Views that are still alive hold the mapping, which ends with the last of them: torch

@@ -446,16 +446,17 @@ def test_c8_argument_wins_and_is_checked(load, llama) -> None:
 
 def test_c8_float32_becomes_bfloat16_only_where_the_device_prefers_it(llama, tmp_path: Path) -> None:
     from modelbay.config.dtype import resolve_dtype
+    from modelbay.config.origins import Origins
     from modelbay.source import find_files
     from modelbay.trace import Trace
 
     (tmp_path / "config.json").write_text(json.dumps(llama))
     trace = Trace()
     files = find_files(str(tmp_path), trace=trace)
-    assert resolve_dtype("auto", "cpu", llama, (), files, trace).run == "float32"
-    assert resolve_dtype("auto", "cuda:0", llama, (), files, trace).run == "bfloat16"
+    assert resolve_dtype("auto", "cpu", llama, (), Origins(), files, trace).run == "float32"
+    assert resolve_dtype("auto", "cuda:0", llama, (), Origins(), files, trace).run == "bfloat16"
     assert trace.find("float32 checkpoint").answer == "bfloat16"
-    assert resolve_dtype("auto", "cuda", llama | {"dtype": "float16"}, (), files, trace).run == "float16"
+    assert resolve_dtype("auto", "cuda", llama | {"dtype": "float16"}, (), Origins(), files, trace).run == "float16"
 
 
 # -- C9

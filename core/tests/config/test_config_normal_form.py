@@ -47,7 +47,7 @@ PARTIAL_KEYS = ["partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"]
 #: Keys that old and new configs have as null: the same as absent.
 NULLS = ["rope_scaling", "rope_parameters", "head_dim", "torch_dtype", "dtype", *THETA_KEYS, "sliding_window"]
 #: Facts that do not say how they were spelled.
-FACTS = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in ("raw", "hf", "text", "sources")]
+FACTS = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in ("raw", "hf", "text", "sources", "origins")]
 
 
 @dataclasses.dataclass(frozen=True)

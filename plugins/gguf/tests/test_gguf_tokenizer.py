@@ -60,6 +60,32 @@ def test_t1_a_split_that_transformers_does_not_know_is_a_warning(
     assert known.warnings() == []
 
 
+def test_t1_digits_are_split_apart_where_the_file_says_so(
+    write_gguf: Callable[..., Any], files_of: Callable[..., Any]
+) -> None:
+    """SmolLM2, StarCoder and their kin: the reference is their own tokenizer.json's pipeline, Digits then ByteLevel.
+
+    Two spaces before a number are one piece there, and two where the digits stay with the space before them.
+    """
+    from tokenizers import pre_tokenizers as pre
+
+    def metadata(writer: Any) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.pre")
+        writer.add_tokenizer_pre("smollm")
+
+    trace = Trace()
+    found = _load(write_gguf("qwen2", metadata=metadata), files_of, trace)
+    assert trace.warnings() == []
+    decided = trace.find("how text is split before BPE")
+    assert decided is not None
+    assert "(tokenizer.ggml.pre)" in decided.source
+    own = pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False, use_regex=True)])
+    pieces = found.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    for text in ("x  12", "a 3.14 b", "１２ ٣", "it's  7!\n\n 42", *TEXTS):
+        assert pieces(text) == own.pre_tokenize_str(text), text
+    assert ("ĠĠ", (1, 3)) in pieces("x  12")
+
+
 def test_a_file_without_a_vocabulary_says_what_to_do(
     write_gguf: Callable[..., Any], files_of: Callable[..., Any]
 ) -> None:
@@ -76,3 +102,31 @@ def test_a_vocabulary_that_transformers_cannot_build_is_named(
 
     with pytest.raises(TokenizerError, match="'rwkv'"):
         _load(write_gguf(metadata=metadata), files_of)
+
+
+def test_t1_an_unknown_split_is_said_wherever_the_tokenizer_is_loaded(
+    write_gguf: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By check and explain in their traces, by a running model once in its log."""
+    pytest.importorskip("modelbay_runtime")
+    pytest.importorskip("modelbay_llama")
+    from click.testing import CliRunner
+
+    from modelbay.cli.explain import command as explain
+    from modelbay_runtime.check import check_model
+    from modelbay_runtime.llm import LLM
+
+    def metadata(writer: Any) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.pre")
+        writer.add_tokenizer_pre("an-invention")
+
+    monkeypatch.setenv("MODELBAY_CONFIG", "")
+    path, said = str(write_gguf(metadata=metadata).path), "the split 'an-invention' is not known here"
+    report = check_model(path, {"device": "cpu"})
+    assert [decision for decision in report.trace.warnings() if said in str(decision.answer)]
+    shown = CliRunner().invoke(explain, [path, "--device", "cpu"])
+    assert said in shown.output, shown.output
+    caplog.clear()
+    with LLM(path, device="cpu", max_num_seqs=2) as llm:
+        assert llm.resolution.trace.warnings()
+    assert len([record for record in caplog.records if said in record.getMessage()]) == 1

@@ -40,6 +40,19 @@ class BuiltModel:
         tied = {id(m.weight) for m in self.module.modules() if getattr(m, "tied_to", None)}
         return sum(p.numel() * p.element_size() for p in self.module.parameters() if id(p) not in tied)
 
+    def copied_bytes(self) -> int:
+        """Bytes of the packed copies that tied heads get beside the embedding, which is looked up in its own form."""
+        total = 0
+        for module in self.module.modules():
+            pack = getattr(getattr(module, "kernel", None), "pack", None)
+            if pack is None or not getattr(module, "tied_to", None):
+                continue
+            weight: torch.Tensor = module.weight
+            sample = torch.zeros(64, 64, dtype=weight.dtype, device=self.context.device)
+            if pack(sample) is not sample:
+                total += weight.numel() * weight.element_size()
+        return total
+
 
 def pick_device(name: str) -> torch.device:
     """``auto`` is the first CUDA device, else the CPU.
@@ -75,7 +88,8 @@ def build_model(resolution: Resolution, parallel: ParallelContext | None = None)
     parallel = parallel or ParallelContext.apart(Mesh.of(args), Mesh.of(args).place(0))
     check_mesh(config, parallel.mesh)
     device = pick_device(args.device)
-    trace.decide("build", "device", str(device), "argument" if args.device != "auto" else "what torch sees")
+    source = trace.argument("device") if args.device != "auto" else "what torch sees"
+    trace.decide("build", "device", str(device), source)
     dtype = DTYPES.get(config.dtype)
     if dtype is None:
         raise UsageError(f"dtype {config.dtype!r} is not supported; supported: {', '.join(DTYPES)}.")

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 from modelbay.errors import (
     ArchitectureError,
     AuthenticationError,
@@ -179,26 +177,13 @@ def _memory(built: BuiltModel, resolution: Resolution) -> MemoryNeed:
     return MemoryNeed(
         device=str(built.context.device),
         dtype=config.dtype,
-        weights=built.parameter_bytes() + (copies := _copies(built)),
+        weights=built.parameter_bytes() + (copies := built.copied_bytes()),
         copies=copies,
         activations=step_bytes(config, args, itemsize),
         cache_per_token=sum(spec.row for spec in built.kv_specs.values()) * itemsize,
         cache_per_sequence=blocks * layout.page_elements() * itemsize,
         free=free_bytes(built.context.device, args.gpu_memory_utilization),
     )
-
-
-def _copies(built: BuiltModel) -> int:
-    """Bytes of the packed copies that tied heads get beside the embedding, which is looked up in its own form."""
-    total = 0
-    for module in built.module.modules():
-        pack = getattr(getattr(module, "kernel", None), "pack", None)
-        if pack is None or not getattr(module, "tied_to", None):
-            continue
-        sample = torch.zeros(64, 64, dtype=module.weight.dtype, device=built.context.device)
-        if pack(sample) is not sample:
-            total += module.weight.numel() * module.weight.element_size()
-    return total
 
 
 def _check_memory(report: CheckReport, built: BuiltModel, resolution: Resolution) -> None:

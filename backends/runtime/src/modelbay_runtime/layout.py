@@ -14,6 +14,8 @@ A module says so with attributes that the loader reads:
 * ``tied_to: str | None``: its ``weight`` is this parameter of the model, if the config ties word embeddings.
 * ``scale_parameters: tuple[str, ...]``: parameters that are scales of others: they take memory and are not counted.
 * ``post_load()``: called once when everything in it is loaded, to repack its weights.
+* ``repacked: tuple[str, ...]``: parameters in whose place ``post_load`` puts a copy, or nothing: what they are read
+  into serves the next layer, or is the mapped file itself.
 
 The outermost module may say how checkpoints of it are laid out:
 

@@ -25,6 +25,7 @@ from modelbay_runtime.engine.outputs import (
 from modelbay_runtime.engine.prompts import Prompt, PromptLike, listed, read_prompt, read_prompts
 from modelbay_runtime.multimodal.messages import render_messages
 from modelbay_runtime.pooling import calls
+from modelbay_runtime.pooling.plan import assert_generates
 from modelbay_runtime.progress import progress_bar
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
@@ -46,8 +47,22 @@ class LLM:
     """
 
     def __init__(self, model: str, **kwargs: Any) -> None:
-        self.resolution: Resolution = resolve(model, **kwargs)
-        self._engine: Engine | None = Engine(self.resolution)
+        self._open(resolve(model, **kwargs))
+
+    @classmethod
+    def of(cls, resolution: Resolution) -> LLM:
+        """Load what `modelbay.resolve` has resolved, for whoever looks at the resolution before weights are read.
+
+        Raises:
+            ModelbayError: see the class.
+        """
+        llm = cls.__new__(cls)
+        llm._open(resolution)
+        return llm
+
+    def _open(self, resolution: Resolution) -> None:
+        self.resolution = resolution
+        self._engine: Engine | None = Engine(resolution)
         self._ids = itertools.count()
         self._arrived: dict[str, RequestOutput | PoolingOutput] = {}
         # Whoever holds it may touch the engine. A thread that waits for it finds its outputs among the arrived ones.
@@ -235,7 +250,7 @@ class LLM:
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """One prompt's outputs as they grow, each with the whole text so far. Closing the iterator aborts it."""
-        self._check_generates()
+        assert_generates(self.resolution)
         if not isinstance(prompt, Prompt):
             vocab_size = self.resolution.config.vocab_size
             prompt = read_prompt(prompt, self.engine.tokenizer, vocab_size, self.engine.media)
@@ -304,18 +319,11 @@ class LLM:
     def _generate(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        self._check_generates()
+        assert_generates(self.resolution)
         wanted = self._params_for(prompts, params)
         return self._run(
             prompts, lambda request_id, i: self.engine.add_request(request_id, prompts[i], wanted[i]), use_tqdm
         )
-
-    def _check_generates(self) -> None:
-        if self.resolution.task != "generate":
-            raise UsageError(
-                f"{self.resolution.architecture} was resolved for {self.resolution.task}, which generates no text.",
-                hint="Use encode, or a model with a language-model head.",
-            )
 
     def _run(self, prompts: list[Prompt], add: Callable[[str, int], None], use_tqdm: bool) -> list[Any]:
         """Queue every prompt with ``add(request id, index)``, step until all are done, results in order."""

@@ -17,6 +17,7 @@ from modelbay.weights.formats import Index, TensorEntry, WeightSource
 from modelbay.weights.index import shorten
 from modelbay.weights.matching import ANOTHER_EXPERT, ANOTHER_RANK
 from modelbay.weights.pieces import Narrow, Piece, Scale, Step
+from modelbay_runtime.load_lending import Lending, is_lent
 from modelbay_runtime.load_targets import Storage, Target, Targets
 
 
@@ -78,6 +79,7 @@ class Streamer:
         self._targets = targets
         self._device = device
         self._report = report
+        self._lending = Lending(device)
         self._ready: set[int] = set()  # ids of materialised storages
         self._waiting: dict[int, list[_PostLoad]] = {}
         self._post_loads: list[_PostLoad] = []
@@ -143,6 +145,8 @@ class Streamer:
             if storage.buffer and not storage.pending:
                 self._report.parameters[storage.name].status = "kept"
                 storage.move(self._device)
+        for storage in self._targets.storages:
+            storage.lent = bool(storage.pending) and is_lent(storage)
         held = {
             (id(module), attribute): storage
             for storage in self._targets.storages
@@ -160,13 +164,15 @@ class Streamer:
     def _wait(self, module: nn.Module, held: dict[tuple[int, str], Storage], filled: set[int]) -> None:
         names = ((id(child), name) for child in module.modules() for name in (*child._parameters, *child._buffers))
         waits_for = {id(held[name]) for name in names if name in held} & filled
-        post_load = _PostLoad(module, len(waits_for))
+        own = [held[id(module), name] for name in module._parameters if (id(module), name) in held]
+        post_load = _PostLoad(module, len(waits_for), own, self._lending)
         self._post_loads.append(post_load)
         for key in waits_for:
             self._waiting.setdefault(key, []).append(post_load)
 
     def _write_tensor(self, source: WeightSource, name: str, pieces: list[tuple[Piece, Target]]) -> int:
-        """All pieces of one tensor; returns the bytes written. Its pages are given back before any ``post_load``."""
+        """All pieces of one tensor; returns the bytes written. Its pages are given back before any ``post_load``, but
+        for one that reads them itself."""
         written = 0
         kinds = set()
         made_up = self._report.format == "dummy"
@@ -177,30 +183,54 @@ class Streamer:
             return values
 
         for piece, target in pieces:
-            memory, piece = _slice(self._memory(target), piece, target)
-            values = read_piece(read, piece)
-            on_disk = self._report.tensors[name].dtype if piece.scale else dtype_name(values.dtype)
+            memory, found = self._write(read, piece, target)
+            on_disk = self._report.tensors[name].dtype if piece.scale else dtype_name(found)
             kinds.add((on_disk, dtype_name(memory.dtype)))
-            memory.copy_(values)
             written += memory.nbytes
             for part in self._targets.fused.get(target.name, (target.name,)):
                 for tensor in piece.sources:
                     self._report.loaded(tensor, part, made_up=made_up)
-            del values, memory
-        for tensor in {name for piece, _ in pieces for name in piece.sources}:
-            source.release(tensor)
+            del memory
         for kind in sorted(kinds):
             self._report.cast(*kind)
         self._report.bytes_model += written
         for _, target in pieces:
-            self._done(target.storage)
+            if self._lending.is_passed_on(target.storage):
+                self._done(target.storage)
+        for tensor in {name for piece, _ in pieces for name in piece.sources}:
+            source.release(tensor)
+        for _, target in pieces:
+            if target.storage.pending:
+                self._done(target.storage)
         return written
+
+    def _write(self, read: Read, piece: Piece, target: Target) -> tuple[torch.Tensor, torch.dtype]:
+        """One piece to where it belongs; returns that memory, and the dtype that was found."""
+        storage = target.storage
+        values = None
+        if storage.pending == 1 and storage.lent and id(storage) not in self._ready and self._is_awaited(storage):
+            place, own = _slice(target.view(), piece, target)  # still on meta: what matters is its shape
+            if place.shape == storage.shape:
+                values = read_piece(read, own)
+                if values.dtype == storage.dtype and values.device == self._device and values.is_contiguous():
+                    self._lending.pass_on(storage, values)
+                    return values, values.dtype
+        memory, piece = _slice(self._memory(target), piece, target)
+        if values is None:
+            values = read_piece(read, piece)
+        memory.copy_(values)
+        return memory, values.dtype
+
+    def _is_awaited(self, storage: Storage) -> bool:
+        """Whether its holders' ``post_load`` wait for nothing else."""
+        return all(post_load.pending == 1 for post_load in self._waiting[id(storage)] if post_load.holds(storage))
 
     def _memory(self, target: Target) -> torch.Tensor:
         storage = target.storage
         if id(storage) not in self._ready:
             self._ready.add(id(storage))
-            memory = storage.materialise(self._device)
+            lent = storage.lent and storage.tensor.is_meta
+            memory = self._lending.lend(storage) if lent else storage.materialise(self._device)
             if storage.padded:
                 memory.zero_()
         return target.view()
@@ -214,21 +244,31 @@ class Streamer:
 
 
 class _PostLoad:
-    """A module's ``post_load``, run once when all it waits for has arrived."""
+    """A module's ``post_load``, run once when all it waits for has arrived.
 
-    def __init__(self, module: nn.Module, pending: int) -> None:
+    Args:
+        own: what the module itself holds.
+    """
+
+    def __init__(self, module: nn.Module, pending: int, own: Sequence[Storage], lending: Lending) -> None:
         self._module: nn.Module | None = module
-        self._pending = pending
+        self.pending = pending
+        self._own = own
+        self._lending = lending
+
+    def holds(self, storage: Storage) -> bool:
+        return any(each is storage for each in self._own)
 
     def arrived(self) -> None:
-        self._pending -= 1
-        if not self._pending:
+        self.pending -= 1
+        if not self.pending:
             self.run()
 
     def run(self) -> None:
         module, self._module = self._module, None
         if module is not None:
             module.post_load()  # type: ignore[operator]
+            self._lending.take_back(self._own)
 
 
 def _held(piece: Piece, target: Target) -> bool:

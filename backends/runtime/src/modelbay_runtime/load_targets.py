@@ -21,7 +21,8 @@ _PACKED = ("weight", "bias")
 class Storage:
     """One parameter or persistent buffer, under every name at which the tree holds it.
 
-    ``pending`` counts the pieces still to be written; ``holders`` are (module, attribute) pairs.
+    ``pending`` counts the pieces still to be written; ``holders`` are (module, attribute) pairs; ``lent`` says that all
+    of them put a copy in its place once it is complete.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Storage:
     holders: list[tuple[nn.Module, str]]
     pending: int = 0
     padded: bool = False
+    lent: bool = False
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -53,12 +55,16 @@ class Storage:
         if current.device == device and current.dtype == self.dtype:
             return current.detach()
         data = torch.empty(self.shape, dtype=self.dtype, device=device)
-        value: torch.Tensor = data
+        self.hold(data)
+        return data
+
+    def hold(self, data: torch.Tensor) -> None:
+        """Let the tree hold ``data``, which has the shape and dtype, with what is said of the tensor it holds now."""
+        value = data
         if not self.buffer:
             value = nn.Parameter(data, requires_grad=False)
-            value.__dict__.update(current.__dict__)
+            value.__dict__.update(self.tensor.__dict__)
         self._replace(value)
-        return data
 
     def _replace(self, value: torch.Tensor) -> None:
         for module, attribute in self.holders:
@@ -153,13 +159,13 @@ def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = Non
     change = _dtype_change(model, dtype)
     seen: dict[int, Storage] = {}
     ties: list[tuple[str, nn.Module, str, str]] = []
+    absent: dict[str, str] = {}
     for path, module in model.named_modules():
         tied_to = getattr(module, "tied_to", None) if tie else None
         if rule := getattr(module, "held_elsewhere", None):
             targets.elsewhere[path] = rule
-            tied_to = getattr(module, "weight_tied_to", None)
-            if tie and tied_to:  # its tensor may be on disk in place of the embedding that is here
-                targets.tied[f"{path}.weight"] = tied_to
+            if tie and (tied_to := getattr(module, "weight_tied_to", None)):
+                absent[f"{path}.weight"] = tied_to
             continue
         for attribute, value, buffer in _tensors(module):
             name = f"{path}.{attribute}" if path else attribute
@@ -177,6 +183,8 @@ def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = Non
                 targets.storages.append(storage)
                 _add(targets, path, module, attribute, storage)
     _tie(targets, ties)
+    # On disk the tensor may have the name of either.
+    targets.tied.update({name: tied_to for name, tied_to in absent.items() if tied_to in targets.by_name})
     return targets
 
 

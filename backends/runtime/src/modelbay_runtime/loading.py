@@ -287,13 +287,13 @@ def _warn_of_the_unused(trace: Trace, report: LoadReport, config: ModelConfig) -
         source = f"num_hidden_layers = {config.num_layers} ({config.sources.get('num_layers', 'the config')})"
         _warn(trace, BEYOND, f"{rules[BEYOND]} tensors not used", source)
     if NOT_STRICT in rules:
-        _warn(trace, NOT_STRICT, f"{rules[NOT_STRICT]} tensors not used", "argument strict")
+        _warn(trace, NOT_STRICT, f"{rules[NOT_STRICT]} tensors not used", trace.argument("strict"))
 
 
 def _warn_of_the_made_up(trace: Trace, report: LoadReport) -> None:
     made_up = [use.name for use in report.parameters.values() if use.status == "initialised"]
     if made_up and report.format != "dummy":
-        _warn(trace, "parameters without a tensor", f"made up: {shorten(made_up)}", "argument strict")
+        _warn(trace, "parameters without a tensor", f"made up: {shorten(made_up)}", trace.argument("strict"))
 
 
 def _warn(trace: Trace, question: str, answer: str, source: str) -> None:

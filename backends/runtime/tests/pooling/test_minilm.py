@@ -131,6 +131,7 @@ def test_the_embed_command_writes_arrays_and_json_lines(
     expected = [output.embedding for output in minilm.embed(texts, use_tqdm=False)]
     command = ["embed", str(path), "--dtype", "float32", "--input", str(tmp_path / "in.txt")]
     assert run([*command, "--output", str(tmp_path / "out.npy")]) == 0
+    assert capsys.readouterr().err == f"wrote 3 embeddings of 384 numbers to {tmp_path / 'out.npy'}\n"
     array = np.load(tmp_path / "out.npy", mmap_mode="r")
     assert array.dtype == np.float32
     assert array.shape == (3, 384)
@@ -140,7 +141,9 @@ def test_the_embed_command_writes_arrays_and_json_lines(
     command[-1] = str(tmp_path / "in.jsonl")
     capsys.readouterr()
     assert run([*command, "--dimensions", "8"]) == 0
-    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    out, err = capsys.readouterr()
+    assert err == "wrote 3 embeddings of 8 numbers to standard output\n"
+    entries = [json.loads(line) for line in out.splitlines()]
     assert [entry["id"] for entry in entries] == ["row 0", "row 1", "row 2"]
     assert [len(entry["embedding"]) for entry in entries] == [8, 8, 8]
     assert not list(tmp_path.glob("*.partial"))
@@ -153,7 +156,7 @@ def test_the_embed_command_names_the_line_that_it_cannot_embed(
     command = ["embed", str(path), "--dtype", "float32", "--input", str(tmp_path / "in.txt")]
     assert run([*command, "--output", str(tmp_path / "out.npy")]) == 2
     assert "in.txt, line 2: the prompt has 902 tokens" in capsys.readouterr().err
-    assert not (tmp_path / "out.npy").exists()
+    assert not list(tmp_path.glob("out.npy*"))
     assert run([*command, "--output", str(tmp_path / "out.npy"), "--truncate", "-1"]) == 0
     assert np.load(tmp_path / "out.npy").shape == (2, 384)
 

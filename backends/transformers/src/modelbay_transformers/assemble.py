@@ -97,7 +97,8 @@ def _instance(classes: ModelClasses, resolution: Resolution, build: BuildContext
     base = outer.get_submodule(prefix) if prefix else outer
     if classes.media and (backbones := resolution.config.backbone_dtypes):
         kept = keep_dtypes(outer, base, {path: getattr(torch, name) for path, name in backbones.items()})
-        resolution.trace.decide("build", "towers in their own dtype", kept, "argument dtype=backbone")
+        source = f"backbone, by {resolution.trace.argument('dtype')}"
+        resolution.trace.decide("build", "towers in their own dtype", kept, source)
     return Unwrapped(classes, outer, base, prefix), conversion
 
 

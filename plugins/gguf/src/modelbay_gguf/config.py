@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from modelbay.errors import ConfigError
+from modelbay.specs import StoredConfig
 from modelbay_gguf.archs import ARCHS, GgufArch, arch_named
 from modelbay_gguf.files import local_shards
 from modelbay_gguf.header import Header, StringArray, read_header
 from modelbay_gguf.rope import rope_parameters
+from modelbay_gguf.sources import sources
 
 _TOKEN_IDS = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
@@ -52,7 +54,12 @@ _ONLY_AS: Mapping[str, Any] = {
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """What config.json would say about this model, from the header alone.
+    """The values of `stored_config`."""
+    return stored_config(path).values
+
+
+def stored_config(path: Path | str) -> StoredConfig:
+    """What config.json would have said about this model, from the header alone, and which metadata key said it.
 
     Args:
         path: the .gguf file; of a split model any shard, the others beside it.
@@ -72,14 +79,20 @@ def read_config(path: Path | str) -> dict[str, Any]:
     config |= _FAMILY.get(arch.name, _nothing)(header, facts, config, headers)
     config |= _tokens(header)
     config |= _storage(headers)
-    return config
+    tokens = {name: (key,) for name, key in _TOKEN_IDS.items()} | {"eos_token_id": _END_TOKENS}
+    return StoredConfig(values=config, sources=sources(header, arch, facts, _table(arch), tokens, config))
+
+
+def _table(arch: GgufArch) -> dict[str, str]:
+    """Metadata keys, without the architecture's prefix, to the config keys that say the same."""
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    return {key: name for key, name in GGUF_CONFIG_MAPPING[arch.name].items() if name} | dict(arch.keys)
 
 
 def _translated(header: Header, arch: GgufArch, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that carry over one to one, and a check that none is left over."""
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
-    table = {key: name for key, name in GGUF_CONFIG_MAPPING[arch.name].items() if name} | dict(arch.keys)
+    table = _table(arch)
     required = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
     absent = [f"{arch.name}.{key}" for key in required if key not in facts]
     if absent:

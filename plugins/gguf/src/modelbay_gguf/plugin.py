@@ -14,7 +14,7 @@ def register_load_formats() -> list[LoadFormatSpec]:
             target="modelbay_gguf.weights:Gguf",
             suffixes=(".gguf",),
             auto=30,
-            config="modelbay_gguf.config:read_config",
+            config="modelbay_gguf.config:stored_config",
             tokenizer_mode="gguf",
             transforms="modelbay_gguf.names:transforms",
         )

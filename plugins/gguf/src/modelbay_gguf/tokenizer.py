@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 # Byte-level vocabularies whose text is split as GPT-2 split it, which is what Transformers does when its table of
 # split patterns has no entry.
 _SPLIT_LIKE_GPT2 = {"default", "gpt-2", "gpt2", "mpt", "olmo", "jais", "phi-2"}
+# Those whose text is split at every digit first, and then as GPT-2 split it. Transformers leaves the first step out:
+# two spaces before a number then become other tokens than the model was trained on.
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 
 def load(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace) -> Any:
     """The tokenizer that ``AutoTokenizer.from_pretrained(..., gguf_file=...)`` returns, without reading the file's
-    vocabulary three times as that does.
+    vocabulary three times as that does, and with the split of the text that the file names where that leaves it out.
 
     Raises:
         TokenizerError: there is no .gguf file, or its vocabulary is of a kind that Transformers cannot build.
@@ -42,19 +45,29 @@ def load(files: ModelFiles, config: ModelConfig, args: EngineArgs, trace: Trace)
     except Exception as error:  # its metadata is read without a check: a short list, a word for a number
         what = one_line(error) if isinstance(error, ValueError) else one_line_with_type(error)
         raise TokenizerError(f"Transformers cannot build the tokenizer in {path}: {what}.") from error
-    _decide(metadata, str(path), tokenizer, trace)
+    kind = metadata.get("tokenizer.ggml.model")
+    source = f"{path.name} (tokenizer.ggml.model)"
+    trace.decide("tokenizer", "tokenizer in the checkpoint", f"{kind} as {type(tokenizer).__name__}", source)
+    if kind == "gpt2":
+        split = metadata.get("tokenizer.ggml.pre", "default")
+        _split_text(tokenizer, split, f"{path.name} (tokenizer.ggml.pre)", trace)
     return tokenizer
 
 
-def _decide(metadata: dict[str, Any], path: str, tokenizer: Any, trace: Trace) -> None:
+def _split_text(tokenizer: Any, split: str, source: str, trace: Trace) -> None:
+    """How text is split before BPE, where Transformers' table does not say it: digits apart, or a warning."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    trace.decide("tokenizer", "tokenizer in the checkpoint", f"{kind} as {type(tokenizer).__name__}", path)
-    if kind == "gpt2" and split not in GGUF_PRE_TOKENIZER_SPLITS and split not in _SPLIT_LIKE_GPT2:
-        trace.warn(
-            "tokenizer",
-            "how text is split before BPE",
-            f"as GPT-2 does: Transformers does not know the split {split!r}, ids may differ on numbers and spaces",
-            "tokenizer.ggml.pre",
-        )
+    question = "how text is split before BPE"
+    if split in GGUF_PRE_TOKENIZER_SPLITS or split in _SPLIT_LIKE_GPT2:
+        return
+    if split not in _DIGITS_APART:
+        answer = f"as GPT-2 does: the split {split!r} is not known here, ids may differ on numbers and spaces"
+        trace.warn("tokenizer", question, answer, source)
+        return
+    from tokenizers import pre_tokenizers
+
+    engine = tokenizer.backend_tokenizer
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([digits, engine.pre_tokenizer])
+    trace.decide("tokenizer", question, f"every digit apart, then as GPT-2 does ({split})", source)

@@ -37,11 +37,11 @@ def command(ctx: click.Context, model: str, shapes: str, rounds: int, as_json: b
     """
     wanted = parse_shapes(shapes)  # a bad one is refused before anything is loaded
     with interrupts_wait():
-        from modelbay_runtime.llm import LLM
+        from modelbay_runtime.cli.opening import open_llm
 
     start = time.perf_counter()
     kwargs = engine_kwargs_from(ctx, options)
-    with LLM(model, **kwargs) as llm:
+    with open_llm(model, kwargs, "generate") as llm:
         loaded = time.perf_counter() - start
         config = llm.resolution.config
         check_fits(wanted, llm.engine.max_model_len)

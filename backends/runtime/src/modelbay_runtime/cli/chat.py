@@ -31,9 +31,9 @@ def command(ctx: click.Context, model: str, system: str | None, **options: Any) 
     """Chat with MODEL in the terminal."""
     sampling_params_from(options, {})
     with interrupts_wait():
-        from modelbay_runtime.llm import LLM
+        from modelbay_runtime.cli.opening import open_llm
 
-    with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
+    with open_llm(model, engine_kwargs_from(ctx, options), "generate") as llm:
         params = sampling_params_from(options, llm.resolution.config.generation)
         beginning = [] if system is None else [{"role": "system", "content": system}]
         llm.render([*beginning, {"role": "user", "content": "Hello"}])  # what cannot chat says so before it is asked

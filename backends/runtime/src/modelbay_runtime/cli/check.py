@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelbay.cli.options import engine_kwargs_from, engine_options
-from modelbay.cli.output import StyledLine, print_json, print_lines
+from modelbay.cli.output import StyledLine, counted, print_json, print_lines
 
 if TYPE_CHECKING:
     from modelbay_runtime.check import CheckReport, MemoryNeed
@@ -54,7 +54,7 @@ def _facts(report: CheckReport) -> Iterator[tuple[str, str]]:
     if weights := report.weights:
         size = f", {_size(weights['bytes'])}" if weights["bytes"] is not None else ""
         download = f", {_size(weights['to_download'])} to download" if weights["to_download"] else ""
-        yield "checkpoint", f"{len(weights['files'])} {weights['load_format']} files{size}{download}"
+        yield "checkpoint", f"{counted(len(weights['files']), weights['load_format'] + ' file')}{size}{download}"
     if report.memory:
         yield from _memory(report.memory)
     if sizes := report.tensor_parallel_sizes:
@@ -66,8 +66,8 @@ def _memory(need: MemoryNeed) -> Iterator[tuple[str, str]]:
     yield "weights", f"{_size(need.weights)} in {need.dtype} on {need.device}{copies}"
     yield "cache", f"{_size(need.cache_per_token)} per token, {_size(need.cache_per_sequence)} for the longest sequence"
     yield "free", f"{_size(need.free)} may be taken, {_size(need.activations)} of it for a step"
-    if need.max_model_len is not None:
-        yield "room for", f"{need.sequences} sequences of {need.max_model_len:,} tokens"
+    if need.sequences is not None and need.max_model_len is not None:
+        yield "room for", f"{counted(need.sequences, 'sequence')} of {counted(need.max_model_len, 'token')}"
 
 
 def _size(number: int) -> str:

@@ -8,6 +8,7 @@ import click
 
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
+from modelbay.cli.output import counted
 from modelbay_runtime.cli.texts import FORMATS, at_its_line, read_lines, size_of, windows
 from modelbay_runtime.cli.vectors import open_writer
 from modelbay_runtime.sampling_params import POOLING_TYPES, PoolingParams
@@ -74,3 +75,6 @@ def command(
             complete = True
         finally:
             writer.close(complete=complete)
+    size = f" of {counted(writer.size, 'number')}" if writer.count else ""
+    where = "standard output" if output == "-" else output
+    click.echo(f"wrote {counted(writer.count, 'embedding')}{size} to {where}", err=True)

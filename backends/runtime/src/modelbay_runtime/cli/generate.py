@@ -57,9 +57,9 @@ def command(
         raise UsageError("--logprobs is shown as data only: it needs --json.")
     sampling_params_from(options, {}, n=n, logprobs=logprobs)  # a bad value is refused before anything is loaded
     with interrupts_wait():
-        from modelbay_runtime.llm import LLM
+        from modelbay_runtime.cli.opening import open_llm
 
-    with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
+    with open_llm(model, engine_kwargs_from(ctx, options), "generate") as llm:
         if verbose:
             _print_report(llm.load_report)
         params = sampling_params_from(options, llm.resolution.config.generation, n=n, logprobs=logprobs)

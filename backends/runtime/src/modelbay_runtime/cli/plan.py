@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelbay.cli.options import engine_kwargs_from, engine_options
-from modelbay.cli.output import StyledLine, print_json, print_lines
+from modelbay.cli.output import StyledLine, counted, print_json, print_lines
 
 if TYPE_CHECKING:
-    from modelbay_runtime.parallel.holdings import Holdings, RankHoldings
+    from modelbay_runtime.parallel.holdings import ActiveParameters, Holdings, RankHoldings
 
 _ALIASES = {
     "tensor_parallel_size": "--tp",
@@ -60,13 +60,21 @@ def _render(model: str, found: Holdings) -> Iterator[StyledLine]:
     parts = f"{found.copies:,} copies and {found.padding:,} padding"
     yield [("  held by all ranks: ", "dim"), (f"{_count(found.held)} ({found.held:,}), of it {parts}", "")]
     if active := found.active:
-        numbers = f"{_count(active.without_embedding)}, {_count(active.with_embedding)} with the input embedding"
-        yield [("  active per token: ", "dim"), (numbers, ""), (f" = {active.formula}", "dim")]
+        yield [("  active per token: ", "dim"), *_active(active, found.parameters)]
     lines = list(_ranks(found))
     if len(lines) > _MOST_LINES:
         lines = list(_stages(found))
     for title, text in lines:
         yield [(f"  {title}: ", "bold"), (text, "")]
+
+
+def _active(active: ActiveParameters, parameters: int) -> StyledLine:
+    if active.without_embedding == parameters:
+        return [("all of them", "")]
+    numbers = _count(active.without_embedding)
+    if active.with_embedding != active.without_embedding:
+        numbers += f", {_count(active.with_embedding)} with the input embedding"
+    return [(numbers, ""), (f" = {active.formula}", "dim")]
 
 
 def _ranks(found: Holdings) -> Iterator[tuple[str, str]]:
@@ -84,23 +92,29 @@ def _ranks(found: Holdings) -> Iterator[tuple[str, str]]:
 def _stages(found: Holdings) -> Iterator[tuple[str, str]]:
     for stage in range(found.mesh.pp):
         ranks = [rank for rank in found.ranks if rank.stage == stage]
-        yield f"stage {stage}, each of {len(ranks)} ranks", _describe(found, ranks[0], each=True)
+        yield f"stage {stage}, each of {counted(len(ranks), 'rank')}", _describe(found, ranks[0], each=True)
 
 
 def _describe(found: Holdings, rank: RankHoldings, *, each: bool = False) -> str:
-    parts = [f"layers {rank.layers[0]}-{rank.layers[1] - 1}"] if rank.layers[0] < rank.layers[1] else []
+    parts = _span("layer", *rank.layers)
     if rank.experts:
         first, end = rank.experts
-        parts.append(f"{end - first} experts" if each else f"experts {first}-{end - 1}")
+        parts += [counted(end - first, "expert")] if each else _span("expert", first, end)
     parts += [name.removeprefix("model.") for name in rank.outside]
     if rank.tokens and not each:
-        first, end = rank.tokens
-        parts.append(f"tokens {first}-{end - 1}" if first < end else "no tokens")
+        parts += _span("token", *rank.tokens) or ["no tokens"]
     sizes = f"{rank.parameters:,} parameters, {_size(rank.weight_bytes)} in {found.dtype}"
     cache = f"{rank.kv_bytes:,} bytes of cache per token"
     if rank.state_bytes:
         cache += f" and {rank.state_bytes:,} per sequence"
     return f"{', '.join(parts)}; {sizes}; {cache}"
+
+
+def _span(what: str, first: int, end: int) -> list[str]:
+    """From the first number to before the end; nothing if there is none."""
+    if end - first == 1:
+        return [f"{what} {first}"]
+    return [f"{what}s {first}-{end - 1}"] if first < end else []
 
 
 def _count(number: int) -> str:

@@ -50,10 +50,10 @@ def command(
         raise UsageError(f"--top must be a positive number, got {top}.")
     params = PoolingParams(truncate_prompt_tokens=truncate, use_activation=False if raw else None)
     with interrupts_wait():
-        from modelbay_runtime.llm import LLM
+        from modelbay_runtime.cli.opening import open_llm
 
     found: list[tuple[float, Line]] = []
-    with LLM(model, **engine_kwargs_from(ctx, options)) as llm:
+    with open_llm(model, engine_kwargs_from(ctx, options), "score") as llm:
         for score, line in _scores(llm, query, documents, input_format, params):
             if top is None and not as_json:
                 click.echo(f"{score:.6f}\t{line.prompt}")

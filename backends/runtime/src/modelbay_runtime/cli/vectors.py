@@ -1,4 +1,5 @@
-"""Embeddings to a file as they come: a NumPy array, or a JSON object a line. What is not complete has another name."""
+"""Embeddings to a file as they come: a NumPy array, or a JSON object a line. A file has its name once it is
+complete; of one that never is, nothing is left."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -15,6 +17,11 @@ from modelbay.errors import UsageError
 
 
 class Writer(Protocol):
+    """``count`` vectors so far, each of ``size`` numbers."""
+
+    count: int
+    size: int
+
     def write(self, ids: Sequence[Any], vectors: Sequence[Sequence[float]]) -> None: ...
 
     def close(self, *, complete: bool) -> None: ...
@@ -44,19 +51,19 @@ class JsonLines:
     """``{"index": 0, "embedding": […]}``, with the input's own ``id`` where it has one."""
 
     def __init__(self, stream: IO[str], path: Path | None) -> None:
-        self.stream, self.path, self.count = stream, path, 0
+        self.stream, self.path = stream, path
+        self.count, self.size = 0, 0
 
     def write(self, ids: Sequence[Any], vectors: Sequence[Sequence[float]]) -> None:
         for own, vector in zip(ids, vectors, strict=True):
             entry = {"index": self.count, **({} if own is None else {"id": own}), "embedding": list(vector)}
             self.stream.write(json.dumps(entry) + "\n")
-            self.count += 1
+            self.count, self.size = self.count + 1, len(vector)
         self.stream.flush()
 
     def close(self, *, complete: bool) -> None:
         if self.path is not None:
-            self.stream.close()
-            _name(self.path, complete)
+            _finish(self.stream, self.path, complete)
 
 
 class Npy:
@@ -76,12 +83,10 @@ class Npy:
         self.count += len(rows)
 
     def close(self, *, complete: bool) -> None:
-        self.stream.seek(0)
-        self._header()
-        self.stream.close()
-        _name(self.path, complete)
+        _finish(self.stream, self.path, complete, last=self._header)
 
     def _header(self) -> None:
+        self.stream.seek(0)
         shape = (self.count, self.size)
         np.lib.format.write_array_header_1_0(self.stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
@@ -98,6 +103,14 @@ def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
-def _name(path: Path, complete: bool) -> None:
-    if complete:
-        os.replace(_partial(path), path)
+def _finish(stream: IO[Any], path: Path, complete: bool, last: Callable[[], None] = lambda: None) -> None:
+    """Write what comes ``last``, and give the file its name; or leave nothing of it."""
+    try:
+        if complete:
+            last()
+            stream.close()
+            os.replace(_partial(path), path)
+    finally:
+        with suppress(OSError):  # of a full disk the first error is the one to tell
+            stream.close()
+        _partial(path).unlink(missing_ok=True)

@@ -55,6 +55,7 @@ class Engine:
         self.resolution = resolution
         args, config = resolution.args, resolution.config
         self.tokenizer: Any = load_tokenizer(resolution.files, config, resolution.plugins, args, resolution.trace)
+        resolution.trace.log_warnings("tokenizer", logger)
         self.executor: Executor = open_executor(resolution)
         try:
             self._set_up()
@@ -117,13 +118,16 @@ class Engine:
         return frozenset(ids)
 
     def _say_cache(self) -> None:
-        plan, usable = self.executor.rank.plan, self.kv.pool.num_usable
-        tokens = 0
-        if plan.layout.groups:
-            per_sequence = plan.layout.blocks_for(self.max_model_len, self.scheduler.max_batched_tokens)
-            tokens = int(usable / max(per_sequence, 1) * self.max_model_len)
-        text = f"{plan.budget.bytes / 2**20:,.0f} MiB, {usable:,} blocks, {tokens:,} tokens"
-        self.resolution.trace.decide("engine", "KV cache", text, plan.budget.source)
+        plan, usable, trace = self.executor.rank.plan, self.kv.pool.num_usable, self.resolution.trace
+        if not plan.layout.groups:
+            trace.decide("engine", "KV cache", "none", plan.budget.source)
+            return
+        per_sequence = plan.layout.blocks_for(self.max_model_len, self.scheduler.max_batched_tokens)
+        tokens = int(usable / max(per_sequence, 1) * self.max_model_len)
+        # On a CPU a page takes no memory before a token is written to it: see KVCache.
+        taken = "up to {} as it fills" if self.runner.device.type == "cpu" else "{} reserved"
+        text = taken.format(f"{plan.budget.bytes / 2**20:,.0f} MiB") + f", {usable:,} blocks, {tokens:,} tokens"
+        trace.decide("engine", "KV cache", text, plan.budget.source)
         logger.info("KV cache: %s (%s)", text, plan.budget.source)
 
     # ---- requests --------------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ def experts_constraint(facts: dict) -> str | None:
 class Linear:
     """See `modelbay_runtime.kernels.ops.Linear`."""
 
+    repacks = True
+
     @staticmethod
     def pack(weight: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -50,6 +52,8 @@ class Linear:
 
 class _Experts:
     """See `modelbay_runtime.kernels.experts.experts`; weights are packed one expert at a time."""
+
+    repacks = True
 
     @staticmethod
     def pack(weight: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,13 @@ def write_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) ->
 
 
 class Linear:
-    """``y = x W^T + b (+ residual)``. `pack` turns a weight into the form that multiplies fastest."""
+    """``y = x W^T + b (+ residual)``. `pack` turns a weight into the form that multiplies fastest.
+
+    Attributes:
+        repacks: `pack` returns a copy, and needs the weight no longer.
+    """
+
+    repacks = False
 
     @staticmethod
     def pack(weight: torch.Tensor) -> torch.Tensor:

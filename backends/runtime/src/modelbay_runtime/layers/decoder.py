@@ -60,8 +60,7 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers, final norm; of a pipeline's stage, those that it has.
 
-    The embedding is on the first stage, and on the last if a head is tied to it; the norm is on the last. Layers keep
-    their numbers in the whole model.
+    The embedding is on the first stage, the norm on the last. Layers keep their numbers in the whole model.
     """
 
     def __init__(self, build: BuildContext, layer_class: type[DecoderLayer]) -> None:
@@ -73,7 +72,7 @@ class Decoder(nn.Module):
         parallel = build.parallel
         own = split_stages(config.num_layers, parallel.mesh.pp)[parallel.place.pp_rank]
         self.embed_tokens: nn.Module = Absent(ANOTHER_STAGE)
-        if parallel.is_first_stage or (parallel.is_last_stage and config.tie_word_embeddings):
+        if parallel.is_first_stage:
             self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             layer_class(build, layer) if layer in own else Absent(ANOTHER_STAGE) for layer in range(config.num_layers)
@@ -106,12 +105,13 @@ class CausalLM(nn.Module):
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
         self.model = self.decoder_class(build, self.layer_class)
-        tied_to = "model.embed_tokens.weight" if config.tie_word_embeddings else None
-        self.lm_head: nn.Module
-        if build.parallel.is_last_stage:
+        is_first, is_last = build.parallel.is_first_stage, build.parallel.is_last_stage
+        tied_to = "model.embed_tokens.weight" if config.tie_word_embeddings and is_first else None
+        self.lm_head: nn.Module = Absent(ANOTHER_STAGE, tied_to)
+        if is_last:
             self.lm_head = Head(build, config.hidden_size, config.vocab_size, tied_to=tied_to)
-        else:
-            self.lm_head = Absent(ANOTHER_STAGE, tied_to if build.parallel.is_first_stage else None)
+            if not is_first:  # nothing is looked up here, so a tied weight need only be what the head makes of it
+                self.model.embed_tokens = Absent(ANOTHER_STAGE, "lm_head.weight")
 
     def forward(
         self,

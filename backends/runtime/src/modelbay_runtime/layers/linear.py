@@ -74,6 +74,11 @@ class Linear(nn.Module):
                 self.shards[prefix + scaled.scale_name] = own
         self.kernel = build.op("linear_blocks", in_features=self.in_features, out_features=self.out_features)
 
+    @property
+    def repacked(self) -> tuple[str, ...]:
+        """See `modelbay_runtime.layout`."""
+        return ("weight",) if self.scaled is None and getattr(self.kernel, "repacks", False) else ()
+
     def post_load(self) -> None:
         """The weight is complete: bring it into the form that the kernel multiplies fastest."""
         if self.scaled is not None:

@@ -173,6 +173,11 @@ class Experts(nn.Module):
             "experts_blocks", experts=self.held, hidden_size=hidden, intermediate_size=inner, activation=self.activation
         )
 
+    @property
+    def repacked(self) -> tuple[str, ...]:
+        """See `modelbay_runtime.layout`."""
+        return ("gate_up_proj", "down_proj") if getattr(self.kernel, "repacks", False) else ()
+
     def post_load(self) -> None:
         """The weights are complete: bring each expert's into the form that the kernel multiplies fastest."""
         for scaled in self.scaled or ():

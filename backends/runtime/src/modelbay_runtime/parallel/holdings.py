@@ -97,11 +97,14 @@ def holdings(resolution: Resolution, mesh: Mesh) -> Holdings:
     if mesh.size > _MOST_RANKS:
         raise UsageError(f"{mesh}: at most {_MOST_RANKS:,} ranks are planned, each by itself.")
     stages = []
+    counted: dict[str, Target] = {}
     for stage in range(mesh.pp):
         built = build_model(resolution, ParallelContext.apart(mesh, Place(pp_rank=stage)))
         targets = find_targets(built.module, tie=resolution.config.tie_word_embeddings)
-        stages.append((built, {name: target for name, target in targets.by_name.items() if not target.storage.buffer}))
-    counted = {name: t for _, named in stages for name, t in named.items() if not is_scale(t.storage.holders)}
+        named = {name: target for name, target in targets.by_name.items() if not target.storage.buffer}
+        stages.append((built, named))
+        again = {name for other, name in targets.tied.items() if other in counted}  # by its name on an earlier stage
+        counted |= {n: t for n, t in named.items() if not is_scale(t.storage.holders) and n not in again}
     whole = {name: prod(target.whole_shape()) for name, target in counted.items()}
     ranks = _all_ranks(resolution, mesh, stages)
     parameters, held, padding = sum(whole.values()), sum(r.parameters for r in ranks), sum(r.padding for r in ranks)

@@ -68,4 +68,6 @@ class Mesh:
 
     def __str__(self) -> str:
         experts = ", experts over " + str(self.dp * self.tp) if self.expert_parallel else ""
-        return f"{self.size} ranks = {self.dp} replicas × {self.pp} stages × {self.tp} shares{experts}"
+        sizes = {"rank": self.size, "replica": self.dp, "stage": self.pp, "share": self.tp}
+        ranks, *factors = (f"{size} {what}{'s' * (size != 1)}" for what, size in sizes.items())
+        return f"{ranks} = {' × '.join(factors)}{experts}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modelbay.architectures import suffix_task
 from modelbay.errors import ConfigError, UsageError
 from modelbay.pooling import PoolingSpec
 from modelbay_runtime.sampling_params import PoolingParams
@@ -105,6 +106,25 @@ def assert_task(task: str, wanted: str) -> None:
     else:
         hint = "Name a model with a classification head, or pass convert='classify' if the checkpoint has one."
     raise UsageError(f"this model was resolved to {task}, and {wanted} was asked of it.", hint=hint)
+
+
+def assert_generates(resolution: Resolution) -> None:
+    """Raises:
+    UsageError: the model was resolved for another task; says what does that here.
+    """
+    task, name = resolution.task, resolution.architecture
+    if task == "generate":
+        return
+    if suffix_task(name) == "generate":
+        hint = "Pass runner='generate' (--runner generate) to have it generate all the same."
+    elif task == "embed":
+        hint = (
+            "Use modelbay embed (LLM.embed) for vectors, LLM.encode for hidden states, or a model with a "
+            "language-model head."
+        )
+    else:
+        hint = "Use modelbay score (LLM.score, LLM.classify), or a model with a language-model head."
+    raise UsageError(f"{name} was resolved for {task}, which generates no text.", hint=hint)
 
 
 def _embedding_size(spec: PoolingSpec, hidden_size: int, modes: tuple[str, ...]) -> int:
