@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 from modelbay.errors import WeightsError
@@ -93,7 +94,7 @@ def match_names(pieces: Iterable[Piece], expected: Expected, *, strict: bool = T
         elif target in expected.tied:
             duplicates.setdefault(target, []).append(piece)
         else:
-            filled.setdefault(target, []).append(replace(piece, name=target))
+            filled.setdefault(target, []).append(piece if piece.name == target else replace(piece, name=target))
     _settle_ties(matching, filled, duplicates, expected)
     matching.loaded = [piece for group in filled.values() for piece in group]
     covered = _check_unique(filled, expected)
@@ -114,7 +115,11 @@ class Known:
         self._names = {*expected.names, *expected.fused, *expected.tied}
         self._computed = set(expected.computed)
         self._num_layers = expected.num_layers
-        self._containers = {match["container"] for match in map(_LAYER.search, self._names) if match}
+
+    @cached_property
+    def _containers(self) -> set[str]:
+        """The names of the lists of layers."""
+        return {match["container"] for match in map(_LAYER.search, self._names) if match}
 
     def find(self, name: str) -> str | None:
         return next((variant for variant in self._variants(name) if variant in self._names), None)

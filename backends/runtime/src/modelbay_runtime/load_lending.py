@@ -11,13 +11,14 @@ from collections.abc import Iterable
 import torch
 
 from modelbay.errors import PluginError
+from modelbay_runtime.layout import said
 from modelbay_runtime.load_targets import Storage
 
 
 def is_lent(storage: Storage) -> bool:
     """Whether every module that holds it says that its ``post_load`` puts a copy in its place."""
     return all(
-        attribute in getattr(module, "repacked", ()) and callable(getattr(module, "post_load", None))
+        attribute in said(module, "repacked", ()) and callable(said(module, "post_load"))
         for module, attribute in storage.holders
     )
 

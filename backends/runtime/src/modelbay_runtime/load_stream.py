@@ -17,6 +17,7 @@ from modelbay.weights.formats import Index, TensorEntry, WeightSource
 from modelbay.weights.index import shorten
 from modelbay.weights.matching import ANOTHER_EXPERT, ANOTHER_RANK
 from modelbay.weights.pieces import Narrow, Piece, Scale, Step
+from modelbay_runtime.layout import said
 from modelbay_runtime.load_lending import Lending, is_lent
 from modelbay_runtime.load_targets import Storage, Target, Targets
 
@@ -130,9 +131,9 @@ class Streamer:
         """
         for post_load in self._post_loads:
             post_load.run()
-        left = [name for name, tensor in self._model.named_parameters() if tensor.is_meta]
-        left += [name for name, tensor in self._model.named_buffers() if tensor.is_meta]
-        if left:
+        if any(_has_meta(module) for module in self._model.modules()):
+            left = [name for name, tensor in self._model.named_parameters() if tensor.is_meta]
+            left += [name for name, tensor in self._model.named_buffers() if tensor.is_meta]
             raise WeightsError(
                 f"no checkpoint fills these, and the model left them on the meta device: {shorten(left)}.",
                 hint="Buffers that are not saved must be built on a real device.",
@@ -152,13 +153,14 @@ class Streamer:
             for storage in self._targets.storages
             for module, attribute in storage.holders
         }
-        for module in self._model.modules():
+        modules = list(self._model.modules())
+        for module in modules:
             for attribute in module._non_persistent_buffers_set:
                 buffer = module._buffers.get(attribute)
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[attribute] = buffer.to(self._device)
-        for module in reversed(list(self._model.modules())):  # children before parents
-            if callable(getattr(module, "post_load", None)):
+        for module in reversed(modules):  # children before parents
+            if callable(said(module, "post_load")):
                 self._wait(module, held, filled)
 
     def _wait(self, module: nn.Module, held: dict[tuple[int, str], Storage], filled: set[int]) -> None:
@@ -197,7 +199,7 @@ class Streamer:
         for _, target in pieces:
             if self._lending.is_passed_on(target.storage):
                 self._done(target.storage)
-        for tensor in {name for piece, _ in pieces for name in piece.sources}:
+        for tensor in dict.fromkeys(name for piece, _ in pieces for name in piece.sources):
             source.release(tensor)
         for _, target in pieces:
             if target.storage.pending:
@@ -269,6 +271,11 @@ class _PostLoad:
         if module is not None:
             module.post_load()  # type: ignore[operator]
             self._lending.take_back(self._own)
+
+
+def _has_meta(module: nn.Module) -> bool:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None and tensor.is_meta for tensor in tensors)
 
 
 def _held(piece: Piece, target: Target) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from modelbay.errors import WeightsError
 from modelbay.weights.pieces import Narrow, Piece
 from modelbay.weights.views import cut_piece
-from modelbay_runtime.layout import Section, Shard
+from modelbay_runtime.layout import Section, Shard, said
 
 _PACKED = ("weight", "bias")
 
@@ -161,10 +161,10 @@ def find_targets(model: nn.Module, *, tie: bool, dtype: torch.dtype | None = Non
     ties: list[tuple[str, nn.Module, str, str]] = []
     absent: dict[str, str] = {}
     for path, module in model.named_modules():
-        tied_to = getattr(module, "tied_to", None) if tie else None
-        if rule := getattr(module, "held_elsewhere", None):
+        tied_to = said(module, "tied_to") if tie else None
+        if rule := said(module, "held_elsewhere"):
             targets.elsewhere[path] = rule
-            if tie and (tied_to := getattr(module, "weight_tied_to", None)):
+            if tie and (tied_to := said(module, "weight_tied_to")):
                 absent[f"{path}.weight"] = tied_to
             continue
         for attribute, value, buffer in _tensors(module):
@@ -200,10 +200,10 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 
 def _add(targets: Targets, path: str, module: nn.Module, attribute: str, storage: Storage) -> None:
     """The logical names that one storage serves: its own, or those of its sections."""
-    shards: dict[str, Shard] = getattr(module, "shards", None) or {}
-    packed: tuple[Section, ...] = getattr(module, "packed", None) or ()
-    parts: dict[str, tuple[Section, ...]] = getattr(module, "parts", None) or {}
-    siblings: dict[str, tuple[Section, ...]] = getattr(module, "siblings", None) or {}
+    shards: dict[str, Shard] = said(module, "shards") or {}
+    packed: tuple[Section, ...] = said(module, "packed") or ()
+    parts: dict[str, tuple[Section, ...]] = said(module, "parts") or {}
+    siblings: dict[str, tuple[Section, ...]] = said(module, "siblings") or {}
     beside = packed if attribute in _PACKED else siblings.get(attribute, ())
     sections = beside or parts.get(attribute, ())
     if storage.buffer or not sections:

@@ -14,6 +14,7 @@ from modelbay.resolve import Resolution
 from modelbay.specs import load_target
 from modelbay.weights.fp8 import BlockScales
 from modelbay_runtime.kernels.table import REFERENCE
+from modelbay_runtime.layout import said
 
 if TYPE_CHECKING:
     from modelbay_runtime.api import BuildContext
@@ -49,7 +50,7 @@ def keep_quantised(module: nn.Module, resolution: Resolution, build: BuildContex
 
 def is_scale(holders: Iterable[tuple[nn.Module, str]]) -> bool:
     """Whether a parameter, by its modules and its name in each, holds the scales of another's blocks."""
-    return any(name in getattr(module, "scale_parameters", ()) for module, name in holders)
+    return any(name in said(module, "scale_parameters", ()) for module, name in holders)
 
 
 def counted(module: nn.Module) -> Iterator[nn.Parameter]:

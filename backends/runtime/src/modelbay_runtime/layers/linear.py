@@ -83,8 +83,11 @@ class Linear(nn.Module):
         """The weight is complete: bring it into the form that the kernel multiplies fastest."""
         if self.scaled is not None:
             self.scaled.post_load(self)
-        else:
-            self.weight = nn.Parameter(self.kernel.pack(self.weight.data), requires_grad=False)
+            return
+        weight = self.weight.data
+        packed = self.kernel.pack(weight)
+        if packed is not weight:
+            self.weight = nn.Parameter(packed, requires_grad=False)
 
     def _product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
