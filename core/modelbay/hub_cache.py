@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from modelbay.small_files import MODEL_LIMIT_BYTES, read_text
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _TREE_FORMAT = 1
 
@@ -74,7 +76,7 @@ class CachedRepo:
         if not is_safe_name(revision):
             return None
         try:
-            commit = (self.directory / "refs" / revision).read_text(encoding="ascii").strip()
+            commit = read_text(self.directory / "refs" / revision, encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             return None
         return commit if COMMIT.fullmatch(commit) else None
@@ -92,7 +94,7 @@ class CachedRepo:
     def read_tree(self, commit: str) -> dict[str, FileInfo] | None:
         """The full listing of a commit, None if nobody stored it."""
         try:
-            data = json.loads((self.directory / "trees" / f"{commit}.json").read_text(encoding="utf-8"))
+            data = json.loads(read_text(self.directory / "trees" / f"{commit}.json", limit=MODEL_LIMIT_BYTES))
             if data["format_version"] != _TREE_FORMAT:
                 return None
             return {

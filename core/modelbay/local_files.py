@@ -93,6 +93,8 @@ def not_a_model_directory(
     or_file = f" and no {' or '.join(file_suffixes)} file" if file_suffixes else ""
     found = f"holds {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "is empty of files"
     hint = next_step(names) or _hint_below(root)
+    if _is_pipe(root / "config.json"):
+        hint = f"{root / 'config.json'} is no regular file, and is not read."
     if hint is None:
         hint = "Give the directory that holds the model's config.json."
         if reference.count("/") == 1 and not reference.startswith((".", "/", "~")):

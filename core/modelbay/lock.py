@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from modelbay import lock_file
 from modelbay.args import EngineArgs
 from modelbay.errors import LockError, SourceError, UsageError
+from modelbay.small_files import read_text
 
 if TYPE_CHECKING:
     from modelbay.plugins import Plugins
@@ -158,12 +159,12 @@ def read_lock(path: str) -> Lock:
         UsageError: there is no such file, or it is no lock.
     """
     try:
-        return Lock(lock_file.from_json(Path(path).read_text(encoding="utf-8"), _PINNED))
+        return Lock(lock_file.from_json(read_text(Path(path)), _PINNED))
     except OSError as error:
         raise UsageError(f"cannot read the lock {path}: {error.strerror}.", hint="Write one: modelbay lock") from error
-    except (ValueError, RecursionError) as error:  # what is no JSON or no UTF-8 is a ValueError too
+    except ValueError as error:  # what is no JSON or no UTF-8 is a ValueError too
         raise UsageError(
-            f"{path} is not a lock that this version reads: {str(error) or 'it is nested too deeply'}.",
+            f"{path} is not a lock that this version reads: {error}.",
             hint="Write it again: modelbay lock",
         ) from error
 
@@ -270,7 +271,12 @@ def _default(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=dict))
+    return json.loads(json.dumps(value, default=_json_of))
+
+
+def _json_of(value: Any) -> Any:
+    """Mappings of other kinds; paths and torch's dtypes, as the command line says them."""
+    return dict(value) if isinstance(value, Mapping) else str(value).removeprefix("torch.")
 
 
 # -- what differs

@@ -48,6 +48,8 @@ ROPE_KEYS = frozenset((
     *LAYER_KINDS,
 ))
 # fmt: on
+#: Those that no layer type is called.
+_PARAMETERS = ROPE_KEYS - LAYER_KINDS.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def is_per_layer_type(parameters: Mapping[str, Any]) -> bool:
     """Whether this is one object (or null: no RoPE) per layer type, rather than RoPE parameters themselves."""
     return bool(parameters) and all(
         value is None or isinstance(value, Mapping) for key, value in parameters.items() if key not in ROPE_KEYS
-    ) and any(isinstance(value, Mapping) for value in parameters.values())  # fmt: skip
+    ) and any(isinstance(value, Mapping) for key, value in parameters.items() if key not in _PARAMETERS)  # fmt: skip
 
 
 def canonical(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +89,8 @@ def canonical(parameters: Mapping[str, Any]) -> dict[str, Any]:
         return nested | {key: value for key, value in parameters.items() if not _is_nested(value)}
     values = {key: value for key, value in parameters.items() if value is not None}
     old, new = values.pop("type", None), values.pop("rope_type", None)
+    _check_name(old)
+    _check_name(new)
     if old and new and TYPE_ALIASES.get(old, old) != TYPE_ALIASES.get(new, new):
         raise ConfigError(
             f"the config's RoPE says type={old!r} and rope_type={new!r}.",
@@ -98,6 +102,11 @@ def canonical(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if kind:
         values = {"rope_type": TYPE_ALIASES.get(kind, kind)} | values
     return values
+
+
+def _check_name(kind: Any) -> None:
+    if kind is not None and not isinstance(kind, str):
+        raise ConfigError(f"the config's rope_type must be a name, got {kind!r}.")
 
 
 def _is_nested(value: Any) -> bool:
@@ -242,6 +251,7 @@ def rope_specs(parameters: Mapping[str, Any], defaults: RopeDefaults, head_size:
 def _spec(parameters: Mapping[str, Any], defaults: RopeDefaults, head_size: int) -> RopeSpec:
     values = {key: value for key, value in parameters.items() if value is not None}
     kind = values.pop("rope_type", "default")
+    _check_name(kind)
     missing = [key for key in REQUIRED.get(kind, ()) if key not in values]
     if missing:
         raise ConfigError(f"the config's RoPE of type {kind!r} lacks {', '.join(missing)}.")

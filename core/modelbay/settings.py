@@ -16,6 +16,7 @@ from typing import Any
 
 from modelbay.errors import UsageError
 from modelbay.registry import Preference
+from modelbay.small_files import read_text
 
 SECTIONS = ("prefer", "args", "model_impl")
 
@@ -60,7 +61,7 @@ def config_path(environ: Mapping[str, str]) -> Path | None:
             raise UsageError(f"MODELBAY_CONFIG names {named!r}, which is not a file.", hint="Correct it or unset it.")
         return Path(named) if named else None
     path = default_path(environ)
-    return path if path.is_file() else None
+    return path if path.exists() else None
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
@@ -86,8 +87,10 @@ def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = tomllib.loads(read_text(path))
+    except OSError as error:
+        raise UsageError(f"cannot read the config file {path}: {error.strerror}.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"cannot read the config file {path}: {error}.") from error
     for section, content in data.items():
         if section not in SECTIONS:

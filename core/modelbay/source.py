@@ -14,6 +14,7 @@ from typing import Any, Literal
 from modelbay import hub, local_files
 from modelbay.errors import ConfigError, ModelNotFoundError, NotAModelError, OfflineError, SourceError, UsageError
 from modelbay.hub_cache import CachedRepo, Tree, is_safe_name
+from modelbay.small_files import MODEL_LIMIT_BYTES, read_text
 from modelbay.trace import Rejected, Trace
 
 _REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -121,7 +122,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _read_json_object(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig", limit=MODEL_LIMIT_BYTES)
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(

@@ -12,20 +12,24 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelbay.checked_json import check, check_commit, check_files, check_format, check_keys, check_object, parse
 from modelbay.errors import TrustError
 from modelbay.settings import default_path
+from modelbay.small_files import read_text
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
 
 _FORMAT = 1
+#: Longest wait for another process that changes the record, in seconds. It takes milliseconds.
+_LONGEST_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,26 +146,50 @@ def read(path: Path) -> Record:
         TrustError: the file is no such record. It is never taken for an empty one.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != _FORMAT:
-            raise ValueError(f"format {data['format']!r}, this version reads {_FORMAT}")
-        return {name: [_content(item) for item in contents] for name, contents in data["trusted"].items()}
+        return _record(read_text(path))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise TrustError(f"the trust record {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TrustError(
-            f"the trust record {path} is damaged ({type(error).__name__}: {error}).",
+            f"the trust record {path} cannot be read: {error.strerror}.",
+            hint="MODELBAY_TRUST_LOCK names another file; set to nothing, it keeps no record.",
+        ) from error
+    except ValueError as error:
+        raise TrustError(
+            f"the trust record {path} is damaged: {error}.",
             hint="Restore it, or remove it and trust again what you use.",
         ) from error
 
 
-def _content(item: Any) -> TrustedCode:
-    files = item["files"]
-    if not all(isinstance(digest, str) for digest in files.values()):
-        raise TypeError("a hash is no text")
-    return TrustedCode(item["commit"], str(item["since"]), dict(files))
+def _record(text: str) -> Record:
+    """Raises ValueError: it is no record; says where."""
+    data = parse(text)
+    check_keys(data, "the file", ("format", "trusted"))
+    check_format(data["format"], _FORMAT)
+    record = {}
+    for repository, contents in check_object(data["trusted"], "trusted").items():
+        where = f"trusted[{repository!r}]"
+        check(repository, "a name in trusted", bool(repository), "a hub id or a directory")
+        check(contents, where, isinstance(contents, list) and bool(contents), "a list with what was trusted")
+        record[repository] = [_content(item, f"{where}[{number}]") for number, item in enumerate(contents)]
+    return record
+
+
+def _content(item: Any, where: str) -> TrustedCode:
+    check_keys(item, where, ("commit", "since", "files"))
+    check_commit(item["commit"], f"{where}.commit")
+    check(item["since"], f"{where}.since", _is_time(item["since"]), "a time, as in 2026-01-31T12:00:00+00:00")
+    check_files(item["files"], f"{where}.files")
+    check(item["files"], f"{where}.files", bool(item["files"]), "at least one file")  # else it would cover any commit
+    return TrustedCode(item["commit"], item["since"], item["files"])
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _covering(contents: list[TrustedCode], files: Mapping[str, str]) -> TrustedCode | None:
@@ -180,10 +208,8 @@ def _with(contents: list[TrustedCode], commit: str | None, files: Mapping[str, s
 @contextmanager
 def _updating(path: Path) -> Iterator[Record]:
     """The record, to be changed; written back whole. Other processes wait, readers see the old or the new one."""
-    from huggingface_hub.utils import WeakFileLock
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(path.with_name(f".{path.name}.guard")):
+    with _guarded(path):
         record = read(path)
         before = repr(record)
         yield record
@@ -198,6 +224,33 @@ def _updating(path: Path) -> Iterator[Record]:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def _guarded(path: Path) -> Iterator[None]:
+    """One process at a time.
+
+    Raises:
+        OSError: nothing can be written there.
+        TrustError: another process does not let go.
+    """
+    from huggingface_hub.utils import WeakFileLock
+
+    # Where no file can be made, the lock would take it for one that another process is just removing, and try again.
+    probe = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    probe.touch(exist_ok=False)
+    probe.unlink()
+    guard = path.with_name(f".{path.name}.guard")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(WeakFileLock(guard, timeout=_LONGEST_WAIT_S))
+        except TimeoutError as error:
+            raise TrustError(
+                f"the trust record {path} cannot be changed: another process has held {guard} for "
+                f"{_LONGEST_WAIT_S:g} seconds.",
+                hint="Wait until it is done, or end it.",
+            ) from error
+        yield
 
 
 def _refusal(repository: str, trusted: TrustedCode, files: Mapping[str, str], path: Path, renew: str) -> TrustError:

@@ -21,9 +21,9 @@ import pytest
 from modelbay import __version__
 from modelbay.args import EngineArgs
 from modelbay.cli.group import split_global_options
-from modelbay.cli.main import run
+from modelbay.cli.main import _print_everything, run
 from modelbay.cli.options import engine_kwargs_from, engine_options, flag
-from modelbay.cli.output import print_lines, print_table
+from modelbay.cli.output import print_json, print_lines, print_table
 from modelbay.resolve import engine_args
 from modelbay.settings import load_settings
 from modelbay.trace import Trace
@@ -490,3 +490,20 @@ def test_ctrl_c_ends_in_one_line_and_130(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_text_that_no_encoding_has_a_word_for_is_printed_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a character, out of a file or a name that is no UTF-8, ends no command, wherever it is printed."""
+    for encoding in ("utf-8", "latin-1"):
+        raw = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+        _print_everything()
+        click.echo("a\ud800")
+        print_json({"name": "a\udcff\u2026"})
+        print_table(("name",), [("a\ud800\x1b[2J\nb",)])
+        print_lines([[("a\udcff\x1b[2J", "bold"), ("\nb\u00e9", "")]])
+        sys.stdout.flush()
+        printed = raw.getvalue().decode(encoding)
+        assert printed.startswith("a\\ud800\n{")
+        assert json.loads(printed[printed.index("{") : printed.index("}") + 1]) == {"name": "a\udcff\u2026"}
+        assert printed.endswith("}\nNAME\na\\ud800\\x1b[2J\\nb\na\\udcff\\x1b[2J\nb\u00e9\n")

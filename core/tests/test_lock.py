@@ -14,12 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from modelbay import resolve
 from modelbay.cli.main import run
 from modelbay.errors import LockError, RevisionNotFoundError, UsageError
 from modelbay.hookspecs import hookimpl
-from modelbay.lock import Lock
+from modelbay.lock import _PINNED, Lock
 from modelbay.specs import ArchSpec, BackendSpec
 from modelbay_testing.hub import LocalHub
 
@@ -276,7 +277,20 @@ SHA = "0" * 64
         (lambda data: data.update(format=True), "format True, this version reads 1"),
         (lambda data: data.update(args=[]), r"args must be an object, got \[\]"),
         (lambda data: data["args"].update(model="x"), "args has 'model', which no lock pins"),
-        (lambda data: data["args"].update(seed="many"), "seed must be an integer, got 'many'"),
+        (
+            lambda data: data["args"].update(seed="many"),
+            r"not a lock .*: args\.seed must be an integer, got 'many'\. W",
+        ),
+        (lambda data: data["args"].update(seed=[]), r"is not a lock .*: args\.seed must be an integer, got \[\]\. W"),
+        (lambda data: data["args"].update(seed=True), r"args\.seed must be an integer, got True"),
+        (lambda data: data["args"].update(seed=1.0), r"args\.seed must be an integer, got 1\.0"),
+        (lambda data: data["args"].update(dtype=[]), r"args\.dtype must be a string, got \[\]"),
+        (lambda data: data["args"].update(runner=[]), r"args\.runner must be a string, got \[\]"),
+        (lambda data: data["args"].update(runner="x"), r"args\.runner must be one of auto, generate, pooling, got 'x'"),
+        (lambda data: data["args"].update(load_format={}), r"args\.load_format must be a string, got \{\}"),
+        (lambda data: data["args"].update(hf_overrides=[]), r"args\.hf_overrides must be a mapping, got \[\]"),
+        (lambda data: data["args"].update(max_model_len=0), r"args\.max_model_len must be a positive integer, got 0"),
+        (lambda data: data["code"].append(None), r"code\[0\] must be an object, got None"),
         (lambda data: data.update(plugins=None), "plugins must be an object, got None"),
         (lambda data: data["versions"].update(torch=2), "versions.torch must be text, got 2"),
         (lambda data: data["resolution"].update(dtype=[]), "resolution.dtype must be text, a number or null"),
@@ -313,6 +327,33 @@ def test_a_key_that_a_lock_has_twice_is_refused(tmp_path: Path, ask: Callable[..
     path.write_text(path.read_text().replace('"plugins"', '"args": {},\n "plugins"'))
     with pytest.raises(UsageError, match="the key 'args' twice"):
         ask(model, locked=str(path))
+
+
+def test_settings_of_a_lock_that_are_null_are_not_said(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    """As everywhere: `LLM(seed=None)` is `LLM()`."""
+    model = write(tmp_path / "model", MODEL)
+    path = Path(locked(ask(model), tmp_path / "modelbay.lock"))
+    data = json.loads(path.read_text())
+    data["args"] = dict.fromkeys(_PINNED)
+    path.write_text(json.dumps(data))
+    plain, resolution = ask(model), ask(model, locked=str(path))
+    assert resolution.args.replace(locked=None) == plain.args
+    assert resolution.trace.find("lock").answer["pinned"] == {}
+
+
+def test_a_directory_whose_name_is_no_utf8_is_locked(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    model = write(tmp_path / os.fsdecode(b"m\xff"), MODEL)
+    lock = locked(ask(model), tmp_path / "modelbay.lock")
+    assert json.loads(Path(lock).read_text(encoding="utf-8"))["model"]["reference"] == str(model)
+    ask(model, locked=lock)
+
+
+def test_objects_that_python_takes_are_locked_as_what_they_say(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    model, elsewhere = write(tmp_path / "model", MODEL), write(tmp_path / "other", {"generation_config.json": "{}"})
+    lock = locked(ask(model, dtype=torch.bfloat16, generation_config=elsewhere), tmp_path / "modelbay.lock")
+    assert json.loads(Path(lock).read_text())["args"] == {"dtype": "bfloat16", "generation_config": str(elsewhere)}
+    assert ask(model, locked=lock).config.dtype == "bfloat16"
+    ask(model, locked=lock, dtype="bfloat16", generation_config=str(elsewhere))
 
 
 @pytest.mark.parametrize("name", ["", " "])

@@ -207,15 +207,117 @@ def test_it_stands_beside_the_config_file_unless_named(tmp_path: Path, monkeypat
     assert (tmp_path / "xdg/modelbay/trust.lock").is_file()
 
 
+def record(**changes: Any) -> str:
+    """A record with one content, changed."""
+    content = {"commit": None, "since": "2026-01-31T12:00:00+00:00", "files": {"conf.py": "0" * 64}, **changes}
+    return json.dumps({"format": 1, "trusted": {"org/x": [content]}})
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 2, "trusted": {}}', '{"format": 1, "trusted": {"a": 3}}']
-)
+    "content",
+    [
+        "", "{", "[]", "[" * 100_000, '{"format": 2, "trusted": {}}', '{"format": 1, "trusted": {"a": 3}}',
+        '{"format": true, "trusted": {}}', '{"format": 1.0, "trusted": {}}', '{"format": "1", "trusted": {}}',
+        '{"trusted": {}}', '{"format": 1}', '{"format": 1, "trusted": []}', '{"format": 1, "trusted": null}',
+        '{"format": 1, "trusted": {}, "more": 1}',
+        '{"format": 1, "trusted": {"a": {}}}', '{"format": 1, "trusted": {"a": []}}',
+        '{"format": 1, "trusted": {"a": null}}', '{"format": 1, "trusted": {"a": ""}}',
+        '{"format": 1, "trusted": {"a": [[]]}}', '{"format": 1, "trusted": {"a": [{}]}}',
+        record(commit=[]), record(commit="main"), record(commit=7), record(commit=False), record(more=1),
+        record(since=1), record(since=None), record(since=[]), record(since="long ago"),
+        record(files=[]), record(files={}), record(files=None), record(files="conf.py"),
+        record(files={"a.py": "abc"}), record(files={"a.py": None}), record(files={"a.py": ["0" * 64]}),
+        record(files={"a.py": "0" * 63 + "G"}), record(files={"a.py": "0" * 64 + "\n"}),
+        record(files={"../a.py": "0" * 64}), record(files={"/a.py": "0" * 64}), record(files={"": "0" * 64}),
+        record().replace('"org/x"', '""'),
+        record().removesuffix("}") + ',"trusted":{}}', record().removesuffix("}") + ',"format":1}',
+        record().replace('"files": {', '"files": {"conf.py": "%s", ' % ("1" * 64)),
+        record().replace('"trusted": {', '"trusted": {"org/x": [], '),
+    ],
+)  # fmt: skip
 def test_a_damaged_record_is_an_error_and_never_an_empty_one(tmp_path: Path, lock: Path, content: str) -> None:
     root = write(tmp_path / "model", CODE)
     write(lock.parent, {"trust.lock": content})
     with pytest.raises(TrustError, match=r"trust\.lock is damaged"):
         load(root)
+    assert run(["trust", "add", str(root)]) == 1
     assert lock.read_text() == content
+
+
+def test_a_record_that_another_one_hides_lets_no_changed_code_through(tmp_path: Path, lock: Path) -> None:
+    root = write(tmp_path / "model", CODE)
+    load(root)
+    content = lock.read_text().rstrip().removesuffix("}") + ',"trusted":{}}'
+    lock.write_text(content)
+    write(root, {"helper.py": "NAME = 'second'\n"})
+    with pytest.raises(TrustError, match=r"damaged: the key 'trusted' twice"):
+        load(root)
+    assert lock.read_text() == content
+
+
+def test_what_is_written_is_read_back(tmp_path: Path, lock: Path) -> None:
+    """The other side of the checks: a directory whose name is no UTF-8, and the form on this page."""
+    root = write(tmp_path / os.fsdecode(b"m\xff\n"), CODE)
+    load(root)
+    assert list(trusted(lock)) == [str(root)]
+    with pytest.raises(TrustError, match=r"helper\.py differs"):
+        load(write(root, {"helper.py": "NAME = 'second'\n"}))
+    lock.write_text(record(commit="a" * 40))
+    assert run(["trust", "list"]) == 0
+
+
+@pytest.mark.parametrize("name", ["org/\\ud800x", "org/\\u001b[2J\\nx"])
+def test_list_prints_what_no_encoding_has_a_word_for(lock: Path, name: str) -> None:
+    """A name out of the record is printed escaped: one line for each file, whatever it does to a terminal."""
+    write(lock.parent, {"trust.lock": record().replace("org/x", name)})
+    for json_flag in ([], ["--json"]):
+        command = [sys.executable, "-m", "modelbay", "trust", "list", *json_flag]
+        done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+        assert (done.returncode, done.stderr) == (0, b"")
+        if json_flag:
+            assert json.loads(done.stdout)[0]["repository"] == json.loads(f'"{name}"')
+        else:
+            assert len(done.stdout.splitlines()) == 2
+            assert b"\x1b" not in done.stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="flock")
+@pytest.mark.parametrize("command", ["add", "admit", "remove"])
+def test_a_record_that_another_process_holds_is_an_error_that_names_the_guard(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr("modelbay.trust_lock._LONGEST_WAIT_S", 0.2)
+    root = write(tmp_path / "model", CODE)
+    write(lock.parent, {"trust.lock": record().replace("org/x", str(root))} if command == "remove" else {"x": ""})
+    guard = lock.with_name(".trust.lock.guard")
+    with guard.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if command == "admit":
+            with pytest.raises(TrustError) as caught:
+                load(root)
+            said = str(caught.value)
+        else:
+            assert run(["trust", command, str(root)]) == 1
+            said = capsys.readouterr().err
+    assert f"another process has held {guard} for 0.2 seconds" in said
+    assert "\n" not in said.rstrip()
+    if command != "remove":
+        assert run(["trust", "add", str(root)]) == 0, "it is free again"
+
+
+@pytest.mark.skipif(not Path("/proc/1").is_dir(), reason="Linux's /proc")
+@pytest.mark.parametrize("path", ["/proc/1/x", "/proc/x/y", "/dev/null/x"])
+def test_where_no_file_can_be_made_a_change_ends_at_once(tmp_path: Path, path: str) -> None:
+    """Not after the longest wait, which is that for another process."""
+    root = write(tmp_path / "model", CODE)
+    command = [sys.executable, "-m", "modelbay", "trust", "add", str(root)]
+    environ = {**os.environ, "MODELBAY_TRUST_LOCK": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=25)
+    assert done.returncode == 1
+    assert f"the trust record {path} cannot be" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_record_that_cannot_be_written_still_refuses_what_it_knows(tmp_path: Path, lock: Path) -> None:

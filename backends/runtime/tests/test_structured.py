@@ -24,6 +24,7 @@ from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.sampler import Sampler, SamplerOutput
 from modelbay_runtime.engine.sampling_state import SamplingState
 from modelbay_runtime.sampling_params import SamplingParams, StructuredOutputs
+from modelbay_runtime.structured import compiler
 from modelbay_runtime.structured import grammars as grammars_module
 from modelbay_runtime.structured.grammars import Grammars
 from modelbay_runtime.structured.mask import constrain
@@ -365,8 +366,9 @@ def test_min_tokens_holds_the_end_off_where_the_grammar_can_go_on(tiny: Any) -> 
     ],
 )
 def test_a_conflict_ends_that_request_alone(
-    tiny: Any, spec: dict[str, Any], params: dict[str, Any], reason: str
+    tiny: Any, spec: dict[str, Any], params: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compiler, "_MAX_ITEMS", 2000)
     ids = {text: tiny(text, add_special_tokens=False)["input_ids"][0] for text in "ab"}
     params = {
         name: [ids[text] for text in value] if name == "stop_token_ids" else value for name, value in params.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -85,6 +87,15 @@ def test_forms_that_a_request_may_have() -> None:
         SamplingParams(structured_outputs=text)
 
 
+def test_a_field_that_does_not_exist_is_refused_alike_in_both_forms() -> None:
+    unknown: Any = {"bogus": 1}
+    for make in (lambda: StructuredOutputs(**unknown), lambda: SamplingParams(structured_outputs=unknown)):
+        with pytest.raises(UsageError, match=r"structured_outputs has no field 'bogus'; known: json, json_object"):
+            make()
+    asked = StructuredOutputs(regex="a")
+    assert copy.deepcopy(asked) == asked == pickle.loads(pickle.dumps(asked))
+
+
 # -- what the library is asked to compile
 
 #: Keywords of JSON Schema that limit what is valid and that are not enforced: ignoring one would be a wrong output.
@@ -132,6 +143,17 @@ def test_a_keyword_that_is_not_enforced_is_refused_even_if_the_schema_asks_for_l
         {"regex": r"\bab"},
         {"regex": r"[^\s\S]"},
         {"regex": "a{99999999999}"},
+        {"regex": "a\\"},
+        {"regex": "\\"},
+        {"regex": "a\\\\\\"},
+        {"regex": "[a\\"},
+        {"regex": "a*+a"},
+        {"regex": "[ab]{1,2}+b"},
+        {"regex": "[a-z&&[aeiou]]"},
+        {"regex": "[a--b]"},
+        {"regex": "[a~~b]"},
+        {"regex": "(?x)a\nb"},
+        {"regex": "(?x:a\t)b"},
         {"grammar": "start: start"},
         {"grammar": "start: nothing"},
         {"grammar": "root ::= ("},
@@ -191,6 +213,7 @@ cases = [
     *({"json": chain(link, None, "json")} for link in (refs, any_of, all_of, nested, optional)),
     *({"grammar": chain(link, None, "grammar")} for link in (rules, terminals, growing, ebnf)),
     {"json": {"enum": [f"value {i}" for i in range(8000)]}},
+    {"grammar": "start: " + "|".join(['"a"'] * 8000)}, {"grammar": "start: " + '"a"?' * 8000},
     {"json": {"type": "string", "minLength": 10**9}},
     {"json": {"type": "array", "minItems": 10**9}},
     {"json": {"type": "integer", "multipleOf": 982451653}},

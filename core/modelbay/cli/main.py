@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn
 import click
 
 from modelbay.cli.group import build_group, split_global_options
+from modelbay.cli.output import printable
 from modelbay.errors import ModelbayError
 from modelbay.unserved import why_unserved
 
@@ -28,6 +30,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command line and return its exit code: 0, 1 for failure, 2 for usage, 130 for Ctrl-C."""
     debug = "--debug" in split_global_options(argv)[0]
     _open_closed_streams()
+    _print_everything()
     with _log_lines():
         try:
             code = _invoke(argv)
@@ -49,6 +52,14 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _print_everything() -> None:
+    """What an encoding has no word for (half of a character, out of a file or a file's name) is printed escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError, ValueError):  # what is left to be flushed cannot be
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _invoke(argv: Sequence[str]) -> int:
@@ -84,10 +95,7 @@ def _report(error: Exception, debug: bool) -> int:
 
 def _one_line(message: str) -> str:
     """Without line breaks, and without what a name out of a checkpoint could do to a terminal."""
-    line = " ".join(message.split())
-    if line.isprintable():
-        return line
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    return printable(" ".join(message.split()))
 
 
 def _described(error: Exception) -> tuple[str, int]:

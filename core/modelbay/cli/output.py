@@ -18,6 +18,18 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text without what a name out of a file could do to a terminal, or to whoever reads one line for each name.
+
+    Escaped as in Python: control characters, spaces and marks that cannot be seen, halves of a character.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 def print_json(data: Any) -> None:
     """Indented JSON; what JSON has no word for (paths, dtypes) is shown as text."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=not _speaks_unicode(), default=str))
@@ -25,6 +37,7 @@ def print_json(data: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table. Piped, nothing is cut or wrapped: one row is one line, columns are two spaces apart."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, rows)
         return
@@ -36,6 +49,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_lines(lines: Iterable[StyledLine]) -> None:
     """Styled lines on a terminal, the same text without styles elsewhere."""
+    lines = ([(printable(text, keep="\n"), style) for text, style in line] for line in lines)
     if not sys.stdout.isatty():
         for line in lines:
             click.echo("".join(text for text, _ in line))

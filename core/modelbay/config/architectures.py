@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelbay.config.classes import transformers_class
+from modelbay.config.limits import check_names
 from modelbay.config.origins import Origins
 from modelbay.errors import ConfigError
 
@@ -48,8 +49,7 @@ def _names(value: Any) -> tuple[str, ...]:
         return (value,)
     if value is None or value == []:
         return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise ConfigError(f"the config's architectures must be a list of names, got {value!r}.")
+    check_names("architectures", value)
     return tuple(value)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelbay.config.limits import MAX_HEAD_SIZE, check_size
 from modelbay.config.origins import Origins
 from modelbay.config.plain import NULL_IS_A_VALUE
 from modelbay.config.text import TextConfig
@@ -180,12 +181,14 @@ def heads(reader: FactReader, hidden_size: int) -> tuple[int, int, int]:
         for fact in ("num_heads", "num_kv_heads", "head_size"):
             reader.note(fact, 0, "derived: the config has no attention heads")
         return 0, 0, 0
-    return num_heads, _kv_heads(reader, num_heads), _head_size(reader, hidden_size, num_heads)
+    head_size = _head_size(reader, hidden_size, num_heads)
+    check_size("head_dim", head_size, MAX_HEAD_SIZE, "dimensions of a head")
+    return num_heads, _kv_heads(reader, num_heads), head_size
 
 
 def _kv_heads(reader: FactReader, num_heads: int) -> int:
     multi_query = reader.find("multi_query")
-    if multi_query and multi_query[0]:
+    if multi_query and multi_query[0]:  # no text: `limits.check_values`
         return reader.note("num_kv_heads", 1, f"derived: multi_query is true ({multi_query[1]})")
     value = reader.optional_int("num_kv_heads", "num_key_value_heads")
     if value is None:
@@ -212,9 +215,31 @@ def _head_size(reader: FactReader, hidden_size: int, num_heads: int) -> int:
 def intermediate_size(reader: FactReader) -> int | None:
     """The MLP's width, None where the config gives none or one per layer."""
     found = reader.find("intermediate_size")
-    if found and isinstance(found[0], list | tuple) and len(set(found[0])) > 1:
+    if found and isinstance(found[0], list | tuple) and _are_counts(found[0]) and len(set(found[0])) > 1:
         return reader.note("intermediate_size", None, f"derived: differs from layer to layer ({found[1]})")
     return reader.optional_int("intermediate_size", "intermediate_size") or None
+
+
+def _are_counts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
+
+
+def experts(reader: FactReader) -> int | None:
+    """How many routed experts a layer has, None for a dense model.
+
+    Raises:
+        ConfigError: the JSON sends a token to none of them, or to more than there are.
+    """
+    count = reader.optional_int("num_experts", "num_experts") or None
+    key = "num_experts_per_tok"
+    chosen = reader.text.raw.get(key)
+    if count is None or count == 1 or chosen is None:
+        return count
+    if not _are_counts(chosen if isinstance(chosen, list | tuple) else [chosen]):
+        raise ConfigError(f"the config's {key} must be a positive whole number, got {chosen!r}.")
+    if max(chosen if isinstance(chosen, list | tuple) else [chosen], default=0) > count:
+        raise ConfigError(f"the config's {key} is {chosen!r}, and there are {count} experts.")
+    return count
 
 
 def tie_word_embeddings(reader: FactReader, raw: Mapping[str, Any], hf: Any) -> bool:

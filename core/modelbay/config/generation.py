@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay.config.origins import Origins
 from modelbay.errors import ConfigError, UsageError
+from modelbay.small_files import read_text
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
@@ -132,13 +133,13 @@ def _read(files: ModelFiles, choice: str) -> tuple[Mapping[str, Any], str]:
     path = Path(choice).expanduser()
     path = path / GENERATION_FILE if path.is_dir() else path
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
     except FileNotFoundError:
         raise UsageError(
             f"generation_config {choice!r} has no {GENERATION_FILE}.",
             hint="Give auto, modelbay, or a directory that has one.",
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object.")

@@ -33,7 +33,7 @@ def layer_types(reader: FactReader, num_layers: int, trace: Trace) -> tuple[tupl
 def _window(reader: FactReader) -> int | None:
     """The window in tokens. ``use_sliding_window: false`` and an explicit null mean none."""
     used = reader.find("use_sliding_window")
-    if used is not None and used[0] is False:
+    if used is not None and used[0] is not None and not used[0]:
         return reader.note("sliding_window", None, f"use_sliding_window is false: {used[1]}")
     value = reader.optional_int("sliding_window", "sliding_window")
     reader.sources.setdefault("sliding_window", "derived: the config has none")

@@ -12,6 +12,7 @@ from modelbay.config.dtype import resolve_dtype
 from modelbay.config.generation import default_generation, stop_ids
 from modelbay.config.layers import layer_types
 from modelbay.config.length import max_model_len
+from modelbay.config.limits import MAX_LAYERS, check_size, check_values
 from modelbay.config.model_config import ModelConfig
 from modelbay.config.origins import Origins, joined
 from modelbay.config.overrides import check_keys, merge
@@ -19,7 +20,7 @@ from modelbay.config.patches import apply_patches
 from modelbay.config.reader import check_depth, read_raw
 from modelbay.config.rope_facts import rope
 from modelbay.config.text import TextConfig, find_text
-from modelbay.errors import ConfigError, UsageError
+from modelbay.errors import UsageError
 from modelbay.pooling.transformer import max_length as sentence_length
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from modelbay.plugins import Plugins
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
-
-#: Each layer is built before its weights are looked for: a number beyond this would only fill the memory.
-MAX_LAYERS = 10_000
 
 
 def load_config(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Trace) -> ModelConfig:
@@ -42,6 +40,7 @@ def load_config(files: ModelFiles, plugins: Plugins, args: EngineArgs, trace: Tr
     """
     written, origins = read_raw(files, plugins, args, trace)
     raw = _overridden(written, args.hf_overrides, origins, trace)
+    check_values(raw)
     patched = apply_patches(raw, plugins, origins, trace)
     built = build_config(raw, patched, files, plugins, args, trace)
     text, built_text = _text(patched, built, plugins, trace)
@@ -102,8 +101,7 @@ def _facts(
     vocab_size = reader.required_int("vocab_size", "vocab_size")
     hidden_size = reader.required_int("hidden_size", "hidden_size")
     num_layers = reader.required_int("num_layers", "num_hidden_layers")
-    if num_layers > MAX_LAYERS:
-        raise ConfigError(f"the config has {num_layers} layers; no model has more than {MAX_LAYERS}. A damaged file?")
+    check_size("num_hidden_layers", num_layers, MAX_LAYERS, "layers")
     num_heads, num_kv_heads, head_size = facts.heads(reader, hidden_size)
     kinds, window = layer_types(reader, num_layers, trace)
     rope_specs = rope(reader, head_size, trace)
@@ -139,7 +137,7 @@ def _facts(
         dtype=dtype.run,
         checkpoint_dtype=dtype.checkpoint,
         tie_word_embeddings=facts.tie_word_embeddings(reader, raw, hf),
-        num_experts=reader.optional_int("num_experts", "num_experts") or None,
+        num_experts=facts.experts(reader),
         quantization=facts.quantization(reader, raw),
         eos_token_ids=stop,
         generation=generation,

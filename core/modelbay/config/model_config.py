@@ -56,9 +56,10 @@ class ModelConfig:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the text config: JSON, else class default, else ``default``; null is the same as absent."""
-        value = self.text_raw.get(key)
-        if value is None:
-            value = getattr(self.text, key, None)
+        value, read = self.text_raw.get(key), getattr(self.text, key, None)
+        # Of one value the class has the form that it is computed with: a count that the JSON writes as 4.0.
+        same = type(value) in (int, float) and type(read) in (bool, int, float) and value == read
+        value = read if value is None or same else value
         return default if value is None else value
 
     @property

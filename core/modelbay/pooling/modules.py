@@ -14,6 +14,7 @@ from modelbay.errors import ConfigError, TrustError
 from modelbay.pooling.names import MODE_KEYS, MODES
 from modelbay.pooling.transformer import max_length, read_transformer
 from modelbay.pooling.values import boolean, positive
+from modelbay.small_files import read_text
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
@@ -201,7 +202,7 @@ def _listed(files: ModelFiles) -> list[dict[str, str]]:
     if path is None:
         return []
     try:
-        entries = json.loads(path.read_text(encoding="utf-8-sig"))
+        entries = json.loads(read_text(path, encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON that can be read: {error}.") from error
     valid = isinstance(entries, list) and all(

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from modelbay.errors import RemoteCodeError
+from modelbay.small_files import read_bytes
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
@@ -63,7 +64,7 @@ def find_closure(files: ModelFiles, module: str, beside: Iterable[str] = ()) -> 
     while pending:
         name = pending.pop()
         if name not in found:
-            found[name] = files.fetch([name])[0].read_bytes()
+            found[name] = read_bytes(files.fetch([name])[0])
             pending += _imported_files(files, name, found[name])
     return Closure(found)
 

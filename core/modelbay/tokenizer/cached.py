@@ -18,9 +18,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from modelbay.tokenizer.cuts import Cuts, find_cuts
+
 #: Where a tokenizer that was switched to another engine keeps the one it had, for what the other does not do.
 ORIGINAL_ENGINE = "_modelbay_original_engine"
 _STATE = "_modelbay_state"
+#: The methods of Transformers that hand a text to the Rust tokenizer as it is.
+_KNOWN_METHODS = ("PreTrainedTokenizerBase.__call__", "TokenizersBackend._encode_plus")
 
 
 def cached(tokenizer: Any) -> Any:
@@ -101,6 +105,20 @@ class CachedTokenizer:
     def _modelbay_adds_bos(self) -> bool:
         bos = self.bos_token_id  # type: ignore[attr-defined]
         return bos is not None and self("a")["input_ids"][:1] == [bos]  # type: ignore[operator]
+
+    @property
+    def text_cuts(self) -> Cuts:
+        """Where texts may be cut."""
+        return self._modelbay_value("cuts", self._modelbay_cuts)
+
+    def _modelbay_cuts(self) -> Cuts:
+        cls = _plain_class(type(self))
+        methods = (cls.__call__, getattr(cls, "_encode_plus", None))
+        # A class with its own way to encode may do anything to a text.
+        if not all(getattr(method, "__qualname__", None) in _KNOWN_METHODS for method in methods):
+            return Cuts()
+        engine = self.__dict__.get(ORIGINAL_ENGINE, self._tokenizer)  # type: ignore[attr-defined]
+        return find_cuts(engine, self._modelbay_vocab(), self.added_tokens_decoder.values())  # type: ignore[attr-defined]
 
     def _modelbay_vocab(self) -> dict[str, int]:
         return self._modelbay_value("vocab", lambda: super(CachedTokenizer, self).get_vocab())  # type: ignore[misc]

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from modelbay.errors import TokenizerError, UsageError, one_line, one_line_with_type
+from modelbay.small_files import read_text
+from modelbay.tokenizer.bounded import encode_at_most, encode_end
 
 
-def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+def encode_prompt(
+    tokenizer: Any,
+    text: str,
+    *,
+    add_special_tokens: bool = True,
+    at_most: int | None = None,
+    last: int | None = None,
+) -> list[int]:
     """The ids of a completion prompt.
+
+    Args:
+        at_most: more ids than these are refused, and a far longer text is not encoded for that.
+        last: only so many last ids matter; of a far longer text those before them may be left out.
+
+    Raises:
+        TooManyTokens: a long text has more than ``at_most``. One that is not long is for the caller to count.
 
     A tokenizer that puts a BOS before every text would double one that the text already starts with, as it does when
     it was rendered by a chat template: then one stays.
     """
-    return _one_bos(tokenizer, _ids(tokenizer, text))
+    check_text(text)
+
+    def encode(part: str) -> list[int]:
+        ids = _ids(tokenizer, part, add_special_tokens=add_special_tokens)
+        return _one_bos(tokenizer, ids) if add_special_tokens else ids
+
+    return _bounded(tokenizer, text, encode, at_most, last)
 
 
 def render_chat(
@@ -58,21 +80,35 @@ def render_chat(
     return encode_chat(tokenizer, text) if tokenize else text
 
 
-def encode_chat(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a rendered conversation. The template writes the special tokens; a BOS it forgot is added."""
-    ids = _ids(tokenizer, text, add_special_tokens=False)
-    bos = tokenizer.bos_token_id
-    if tokenizer.adds_bos and ids[:1] != [bos]:
-        ids.insert(0, bos)
-    return _one_bos(tokenizer, ids)
+def encode_chat(tokenizer: Any, text: str, *, at_most: int | None = None, last: int | None = None) -> list[int]:
+    """The ids of a rendered conversation. The template writes the special tokens; a BOS it forgot is added.
+
+    ``at_most`` and ``last`` as for `encode_prompt`.
+    """
+    check_text(text)
+
+    def encode(part: str) -> list[int]:
+        ids = _ids(tokenizer, part, add_special_tokens=False)
+        bos = tokenizer.bos_token_id
+        if tokenizer.adds_bos and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return _one_bos(tokenizer, ids)
+
+    return _bounded(tokenizer, text, encode, at_most, last)
 
 
-def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
-    """What the tokenizer makes of a text.
+def _bounded(
+    tokenizer: Any, text: str, encode: Callable[[str], list[int]], at_most: int | None, last: int | None
+) -> list[int]:
+    if last is not None:
+        # Special tokens stand before an end of the text too.
+        return encode_end(tokenizer, text, encode, last + tokenizer.num_special_tokens_to_add() + 1)
+    return encode(text) if at_most is None else encode_at_most(tokenizer, text, encode, at_most)
 
-    Raises:
-        UsageError: the text holds half a character.
-        TokenizerError: the tokenizer's files make it fail on any text, or on this one.
+
+def check_text(text: str) -> None:
+    """Raises:
+    UsageError: the text holds half a character.
     """
     try:
         text.encode()
@@ -81,6 +117,14 @@ def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
             f"the prompt is not text: character {error.start} is half of one (U+{ord(text[error.start]):04X}).",
             hint="Were its bytes not UTF-8?",
         ) from error
+
+
+def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
+    """What the tokenizer makes of a text.
+
+    Raises:
+        TokenizerError: the tokenizer's files make it fail on any text, or on this one.
+    """
     try:
         # Not verbose: the engine says itself when a prompt is too long.
         return list(tokenizer(text, verbose=False, **kwargs)["input_ids"])
@@ -127,8 +171,8 @@ def _template(tokenizer: Any, chat_template: str | None) -> str | None:
     if isinstance(named, Mapping) and chat_template in named:
         return chat_template
     try:
-        return Path(chat_template).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
+        return read_text(Path(chat_template).expanduser())
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"chat_template {chat_template!r} is neither a template nor a file that can be read.",
             hint="A template contains {{ … }}.",

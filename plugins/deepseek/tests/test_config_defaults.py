@@ -37,7 +37,7 @@ def test_every_stated_default_is_transformers_own(cls) -> None:
 
 @pytest.mark.parametrize("cls", [DeepseekConfig, DeepseekV2Config, DeepseekV3Config])
 def test_json_wins_over_the_defaults(cls) -> None:
-    values = {name: 7 for name in class_defaults(cls)}
+    values = {name: _another(value) for name, value in class_defaults(cls).items()}
     config = cls(**json.loads(json.dumps(values)))
     assert {name: getattr(config, name) for name in values} == values
 
@@ -48,3 +48,8 @@ def test_null_says_that_there_is_none(cls) -> None:
     config = cls(q_lora_rank=None, n_routed_experts=None, n_shared_experts=None, kv_lora_rank=None)
     assert (config.q_lora_rank, config.n_routed_experts, config.n_shared_experts) == (None, None, None)
     assert config.kv_lora_rank == cls.kv_lora_rank
+
+
+def _another(default: object) -> object:
+    """A value of the type of a default that is none."""
+    return not default if isinstance(default, bool) else "another" if isinstance(default, str) else 7

@@ -228,3 +228,26 @@ def test_tokens_of_tokenize_and_back(server: Any, offline: Any) -> None:
     refused(server.post("/detokenize", {"tokens": [256]}))
     refused(server.post("/tokenize", {}))
     refused(server.post("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}))
+
+
+def test_t2_a_prompt_of_megabytes_is_refused_without_encoding_it(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelbay.tokenizer.cached import CachedTokenizer
+
+    given: list[int] = []
+    original = CachedTokenizer._encode_plus
+
+    def counted(self: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
+        given.append(len(text))
+        return original(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(CachedTokenizer, "_encode_plus", counted)
+    text = "a " * 1_000_000
+    for path, body in (
+        ("/v1/completions", {**TEXT, "prompt": text}),
+        ("/v1/completions", {**TEXT, "prompt": ["a", text], "add_special_tokens": False}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "max_tokens": 2}),
+    ):
+        error = refused(server.post(path, body))
+        assert "the prompt has more than " in error["message"]
+        assert "leave room for output" in error["message"]
+    assert sum(given) < 400_000

@@ -41,8 +41,9 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new(tiny: Path) -> None:
             got, last = "", ""
             body = {**LONG, "stream": True}
             with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=90) as response:
-                for line in response.iter_lines():
-                    began.release()
+                for number, line in enumerate(response.iter_lines()):
+                    if number == 0:
+                        began.release()
                     last = line or last
                     if line.startswith("data: {"):
                         got += json.loads(line.removeprefix("data: "))["choices"][0]["text"]

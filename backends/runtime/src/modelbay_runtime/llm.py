@@ -22,7 +22,7 @@ from modelbay_runtime.engine.outputs import (
     RequestOutput,
     ScoringOutput,
 )
-from modelbay_runtime.engine.prompts import Prompt, PromptLike, listed, read_prompt, read_prompts
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, PromptRoom, listed, read_prompt, read_prompts
 from modelbay_runtime.multimodal.messages import render_messages
 from modelbay_runtime.pooling import calls
 from modelbay_runtime.pooling.plan import assert_generates
@@ -114,7 +114,8 @@ class LLM:
         """
         items = listed(prompts)
         config = self.resolution.config
-        texts = read_prompts(items, self.engine.tokenizer, config.vocab_size, self.engine.media)
+        rooms = [self.prompt_room(params) for params in self._params_for(items, sampling_params)]
+        texts = read_prompts(items, self.engine.tokenizer, config.vocab_size, self.engine.media, rooms)
         return self._generate(texts, sampling_params, use_tqdm)
 
     def chat(
@@ -145,9 +146,12 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
+                prompt_room=self.prompt_room(params),
                 **(chat_template_kwargs or {}),
             )
-            for conversation in conversations
+            for conversation, params in zip(
+                conversations, self._params_for(conversations, sampling_params), strict=True
+            )
         ]
         return self._generate(prompts, sampling_params, use_tqdm)
 
@@ -251,11 +255,11 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """One prompt's outputs as they grow, each with the whole text so far. Closing the iterator aborts it."""
         assert_generates(self.resolution)
-        if not isinstance(prompt, Prompt):
-            vocab_size = self.resolution.config.vocab_size
-            prompt = read_prompt(prompt, self.engine.tokenizer, vocab_size, self.engine.media)
-        request_id = str(next(self._ids))
         [params] = self._params_for([prompt], sampling_params)
+        if not isinstance(prompt, Prompt):
+            vocab_size, room = self.resolution.config.vocab_size, self.prompt_room(params)
+            prompt = read_prompt(prompt, self.engine.tokenizer, vocab_size, self.engine.media, room)
+        request_id = str(next(self._ids))
         with self._lock:
             self.engine.add_request(request_id, prompt, params, stream=True)
         try:
@@ -267,11 +271,16 @@ class LLM:
         finally:
             self._abort([request_id])
 
+    def prompt_room(self, params: SamplingParams | PoolingParams) -> PromptRoom:
+        """How long the prompt of a request with these parameters may be."""
+        return PromptRoom.of(params, self.engine.max_model_len)
+
     def render(self, messages: Sequence[Message], *, untrusted: bool = False, **kwargs: Any) -> Prompt:
         """The prompt that a conversation becomes.
 
         ``untrusted``: the messages come over a network, so that they name no files but those that
-        ``allowed_local_media_path`` allows.
+        ``allowed_local_media_path`` allows. ``prompt_room``: of a conversation that is far too long for it no more is
+        encoded than decides what becomes of it.
         """
         engine = self.engine
         if engine.tokenizer is None:

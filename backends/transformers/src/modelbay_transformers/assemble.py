@@ -21,6 +21,7 @@ from modelbay_transformers.backbones import keep_dtypes
 from modelbay_transformers.classes import ModelClasses
 from modelbay_transformers.conversion import Conversion, leave_out_pooler, read_conversion
 from modelbay_transformers.expert_parallel import divide_experts
+from modelbay_transformers.extent import check_extent
 from modelbay_transformers.fuse import Fusion, fuse_layers, say_fusion
 from modelbay_transformers.heads import PooledBy, PoolerWatch, TransformersForSequenceClassification, check_head
 from modelbay_transformers.language import language_model_path, serve_attention
@@ -88,6 +89,7 @@ def _instance(classes: ModelClasses, resolution: Resolution, build: BuildContext
     """The model on meta, and how its checkpoints are converted."""
     outer_class = classes.head or classes.base
     _check_class(outer_class)
+    check_extent(classes.config)
     outer: Any = _build(outer_class, classes.config, build, None if classes.media else dispatch.ATTENTION)
     hidden_only = classes.head is None and resolution.task != "generate"
     if hidden_only:

@@ -8,9 +8,27 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from modelbay.config import PlainConfig
+from modelbay.config.limits import MAX_LAYERS
+from modelbay.errors import ConfigError
 
 
-class DeepseekConfig(PlainConfig):
+class _FamilyConfig(PlainConfig):
+    """What the models compute with is more than nothing."""
+
+    _POSITIVE: ClassVar[tuple[str, ...]] = (
+        "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size",
+        "moe_layer_freq", "routed_scaling_factor",
+    )  # fmt: skip
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        for name in self._POSITIVE:
+            value = getattr(self, name, None)
+            if value is not None and not value > 0:
+                raise ConfigError(f"the config's {name} must be greater than 0, got {value!r}.")
+
+
+class DeepseekConfig(_FamilyConfig):
     """``model_type`` "deepseek": the first models, with Llama's attention."""
 
     model_type = "deepseek"
@@ -38,7 +56,7 @@ class DeepseekConfig(PlainConfig):
     attention_bias = False
 
 
-class _LatentConfig(PlainConfig):
+class _LatentConfig(_FamilyConfig):
     """What V2 and V3 share: every layer is of kind "mla", and the part of a head that turns has a size of its own."""
 
     #: An explicit null of these says that there is none; the default says how many there are.
@@ -53,7 +71,9 @@ class _LatentConfig(PlainConfig):
             if name in values:
                 setattr(self, name, values[name])
         self.head_dim = self.qk_rope_head_dim
-        self.layer_types = ["mla"] * self.num_hidden_layers
+        # What is no number of layers is refused where core reads it.
+        count = self.num_hidden_layers if type(self.num_hidden_layers) in (int, float) else 0
+        self.layer_types = ["mla"] * min(int(count), MAX_LAYERS)
 
 
 class DeepseekV2Config(_LatentConfig):

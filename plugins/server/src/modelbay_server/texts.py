@@ -6,30 +6,39 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from modelbay.errors import UsageError
-from modelbay.tokenizer import check_token_ids, render_chat
-from modelbay_runtime.engine.prompts import Prompt, encoded, read_prompt
+from modelbay.tokenizer import check_token_ids, encode_prompt, render_chat
+from modelbay_runtime.engine.prompts import Prompt, PromptRoom, encode_text, read_prompt
+from modelbay_runtime.sampling_params import SamplingParams
 from modelbay_server.models import LoadedModel
 
 
-def read_prompts(model: LoadedModel, prompts: Sequence[Any], *, add_special_tokens: bool = True) -> list[Prompt]:
+def read_prompts(
+    model: LoadedModel, prompts: Sequence[Any], params: SamplingParams | None, *, add_special_tokens: bool = True
+) -> list[Prompt]:
     """Texts and lists of token ids, as the engine takes them.
 
+    Args:
+        params: what will be done with them: of a text that is far too long for it no more is encoded than decides
+            what becomes of it. None: all of it is.
+
     Raises:
-        UsageError: ids outside the vocabulary, or a text without a tokenizer.
+        UsageError: ids outside the vocabulary, a text without a tokenizer, or one that is far too long.
     """
-    return [_read(model, prompt, add_special_tokens) for prompt in prompts]
+    room = None if params is None else model.llm.prompt_room(params)
+    return [_read(model, prompt, add_special_tokens, room) for prompt in prompts]
 
 
-def _read(model: LoadedModel, prompt: Any, add_special_tokens: bool) -> Prompt:
+def _read(model: LoadedModel, prompt: Any, add_special_tokens: bool, room: PromptRoom | None) -> Prompt:
     if add_special_tokens or not isinstance(prompt, str):
-        return read_prompt(prompt, model.tokenizer, model.vocab_size)
+        return read_prompt(prompt, model.tokenizer, model.vocab_size, room=room)
     if model.tokenizer is None:
         raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
-    ids = model.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-    return encoded(ids, prompt, model.vocab_size)
+    encode = partial(encode_prompt, add_special_tokens=False)
+    return encode_text(encode, model.tokenizer, prompt, model.vocab_size, room)
 
 
 def read_chat(
@@ -40,9 +49,13 @@ def read_chat(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
     continue_final_message: bool,
+    params: SamplingParams | None,
     prefix: str = "",
 ) -> Prompt:
     """A conversation through the model's own template, and ``prefix`` as the beginning of the answer.
+
+    Args:
+        params: see `read_prompts`.
 
     Raises:
         UsageError: a variable that is not the template's, or tools that it would pass over in silence.
@@ -52,6 +65,7 @@ def read_chat(
     given: dict[str, Any] = {
         "add_generation_prompt": add_generation_prompt and not continue_final_message,
         "continue_final_message": continue_final_message,
+        "prompt_room": None if params is None else model.llm.prompt_room(params),
         **variables,
     }
     prompt: Prompt = model.llm.render(messages, tools=tools, untrusted=True, **given)
@@ -73,7 +87,7 @@ def check_variables(model: LoadedModel, variables: Mapping[str, Any]) -> None:
     if not variables:
         return
     template = template_text(model)
-    meant = {*inspect.signature(render_chat).parameters, "messages", "tools", "untrusted"}
+    meant = {*inspect.signature(render_chat).parameters, "messages", "tools", "untrusted", "prompt_room"}
     apply = getattr(model.tokenizer, "apply_chat_template", None)
     meant |= set(inspect.signature(apply).parameters) if apply is not None else set()
     for name in variables:

@@ -37,11 +37,13 @@ def command(ctx: click.Context, model: str, as_json: bool, **options: Any) -> No
     process or device is needed. Sizes that do not divide are refused with the numbers.
     """
     from modelbay.resolve import resolve
+    from modelbay_runtime.cli.held import held_warnings
     from modelbay_runtime.parallel.holdings import holdings
     from modelbay_runtime.parallel.mesh import Mesh
 
-    resolution = resolve(model, **engine_kwargs_from(ctx, options))
-    found = holdings(resolution, Mesh.of(resolution.args))
+    with held_warnings():
+        resolution = resolve(model, **engine_kwargs_from(ctx, options))
+        found = holdings(resolution, Mesh.of(resolution.args))
     if as_json:
         print_json({"model": model, **found.to_dict()})
     else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from modelbay.errors import TokenizerError, UsageError
-from modelbay.tokenizer import check_token_ids, encode_prompt
+from modelbay.tokenizer import TooManyTokens, check_token_ids, encode_prompt
 from modelbay_runtime.multimodal.data import Media
 from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
@@ -34,6 +34,51 @@ class Prompt:
     media: Media | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRoom:
+    """How long the prompt of a request may be.
+
+    Args:
+        longest: tokens.
+        keep: a longer prompt is cut to so many last tokens; None: it is refused.
+        max_model_len: tokens of prompt and output.
+    """
+
+    longest: int
+    keep: int | None
+    max_model_len: int
+
+    @classmethod
+    def of(cls, params: SamplingParams | PoolingParams, max_model_len: int) -> PromptRoom:
+        """A request that generates needs room for one token of output."""
+        longest = max_model_len - 1 if isinstance(params, SamplingParams) else max_model_len
+        keep = params.truncate_prompt_tokens
+        return cls(longest, longest if keep == -1 else keep, max_model_len)
+
+    def too_long(self, found: str) -> UsageError:
+        """The refusal of a prompt with ``found`` tokens."""
+        room = " leave room for output" if self.longest < self.max_model_len else " are served"
+        return UsageError(
+            f"the prompt has {found} tokens; with max_model_len={self.max_model_len} at most {self.longest}{room}.",
+            hint="Shorten it, set truncate_prompt_tokens, or raise max_model_len if the model allows it.",
+        )
+
+    def encode(self, encode: Callable[..., list[int]], tokenizer: Any, text: str, vocab_size: int) -> list[int]:
+        """The ids of a text as far as this request needs them.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        if self.keep is not None and self.keep <= self.longest:
+            # Ids that the model has not are refused wherever they stand.
+            last = self.keep if tokenizer.max_token_id < vocab_size else None
+            return encode(tokenizer, text, last=last)
+        try:
+            return encode(tokenizer, text, at_most=self.longest)
+        except TooManyTokens as error:
+            raise self.too_long(f"more than {error.at_most}") from None
+
+
 def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """One prompt or several, as a list. A list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping, Prompt)):
@@ -45,12 +90,18 @@ def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     return list(prompts)
 
 
-def read_prompts(prompts: Sequence[PromptLike], tokenizer: Any, vocab_size: int, media: MediaReader) -> list[Prompt]:
+def read_prompts(
+    prompts: Sequence[PromptLike],
+    tokenizer: Any,
+    vocab_size: int,
+    media: MediaReader,
+    rooms: Sequence[PromptRoom],
+) -> list[Prompt]:
     """Token ids of several prompts. See `read_prompt`; an error over images or audio says of which prompt."""
     found = []
-    for place, prompt in enumerate(prompts):
+    for place, (prompt, room) in enumerate(zip(prompts, rooms, strict=True)):
         try:
-            found.append(read_prompt(prompt, tokenizer, vocab_size, media))
+            found.append(read_prompt(prompt, tokenizer, vocab_size, media, room))
         except UsageError as error:
             if len(prompts) == 1 or not (isinstance(prompt, Mapping) and prompt.get("multi_modal_data")):
                 raise
@@ -58,15 +109,22 @@ def read_prompts(prompts: Sequence[PromptLike], tokenizer: Any, vocab_size: int,
     return found
 
 
-def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int, media: MediaReader | None = None) -> Prompt:
+def read_prompt(
+    prompt: PromptLike,
+    tokenizer: Any,
+    vocab_size: int,
+    media: MediaReader | None = None,
+    room: PromptRoom | None = None,
+) -> Prompt:
     """Token ids of one prompt.
 
     Args:
         media: reads images and audio; None: there must be none.
+        room: of a text that is far too long for it no more is encoded than decides what becomes of it; None: all is.
 
     Raises:
-        UsageError: not a prompt, no tokenizer for a text, ids outside the vocabulary, or images and audio that cannot
-            be read or that the model does not take.
+        UsageError: not a prompt, no tokenizer for a text, ids outside the vocabulary, images and audio that cannot
+            be read or that the model does not take, or a text that is far too long.
     """
     if isinstance(prompt, Prompt):
         return prompt
@@ -88,7 +146,7 @@ def read_prompt(prompt: PromptLike, tokenizer: Any, vocab_size: int, media: Medi
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
-        return encoded(encode_prompt(tokenizer, prompt), prompt, vocab_size)
+        return encode_text(encode_prompt, tokenizer, prompt, vocab_size, room)
     listed_ids = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray)
     if not listed_ids or not all(isinstance(item, int) for item in prompt):
         raise UsageError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}.")
@@ -111,6 +169,14 @@ def _media_items(prompt: Mapping[str, Any], media: MediaReader | None) -> dict[s
     return media.listed(data)
 
 
+def encode_text(
+    encode: Callable[..., list[int]], tokenizer: Any, text: str, vocab_size: int, room: PromptRoom | None
+) -> Prompt:
+    """A text by `encode_prompt` or `encode_chat`, as far as a request with this room needs it."""
+    ids = encode(tokenizer, text) if room is None else room.encode(encode, tokenizer, text, vocab_size)
+    return encoded(ids, text, vocab_size)
+
+
 def encoded(token_ids: Sequence[int], text: str, vocab_size: int) -> Prompt:
     """What a tokenizer made of a text.
 
@@ -129,22 +195,15 @@ def encoded(token_ids: Sequence[int], text: str, vocab_size: int) -> Prompt:
 def fit_prompt(prompt: Prompt, params: SamplingParams | PoolingParams, max_model_len: int) -> list[int]:
     """The ids that will be computed: truncated if the request asks for it, refused if they are too many.
 
-    A request that generates needs room for one token of output.
-
     Raises:
         UsageError: an empty prompt, or one that is too long, with both lengths.
     """
     token_ids = prompt.token_ids
     if not token_ids:
         raise UsageError("the prompt is empty: there is no token to continue from.")
-    longest = max_model_len - 1 if isinstance(params, SamplingParams) else max_model_len
-    keep = params.truncate_prompt_tokens
-    if keep is not None:
-        token_ids = token_ids[-(longest if keep == -1 else keep) :]
-    if len(token_ids) > longest:
-        room = " leave room for output" if longest < max_model_len else " are served"
-        raise UsageError(
-            f"the prompt has {len(token_ids)} tokens; with max_model_len={max_model_len} at most {longest}{room}.",
-            hint="Shorten it, set truncate_prompt_tokens, or raise max_model_len if the model allows it.",
-        )
+    room = PromptRoom.of(params, max_model_len)
+    if room.keep is not None:
+        token_ids = token_ids[-room.keep :]
+    if len(token_ids) > room.longest:
+        raise room.too_long(str(len(token_ids)))
     return token_ids

@@ -8,9 +8,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from modelbay.errors import ConfigError
 from modelbay.rope import RopeSpec
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.layers.rotary_frequencies import inverse_frequencies
+
+#: Numbers of a table: those of ten million positions of a head of 128, and some more.
+_LARGEST = 1 << 31
 
 
 class Rotary(nn.Module):
@@ -24,6 +28,12 @@ class Rotary(nn.Module):
 
     def __init__(self, build: BuildContext, rope: RopeSpec, *, interleaved: bool = False) -> None:
         super().__init__()
+        if build.max_model_len * rope.rotary_dim > _LARGEST:
+            raise ConfigError(
+                f"max_model_len {build.max_model_len:,} with {rope.rotary_dim} rotary dimensions needs a table of more "
+                f"than {_LARGEST:,} numbers.",
+                hint="Give a smaller max_model_len.",
+            )
         # What the model was made for, not the length that is served: factors of the former must not follow the latter.
         trained_len = build.config.get("max_position_embeddings", build.config.max_model_len)
         inv_freq, factor = inverse_frequencies(rope, build.max_model_len, trained_len)

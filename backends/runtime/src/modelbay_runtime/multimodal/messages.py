@@ -11,7 +11,7 @@ from typing import Any
 
 from modelbay.errors import ModelbayError, UsageError
 from modelbay.tokenizer import encode_chat, render_chat
-from modelbay_runtime.engine.prompts import Prompt, encoded
+from modelbay_runtime.engine.prompts import Prompt, PromptRoom, encode_text
 from modelbay_runtime.multimodal.reader import KINDS, MediaReader
 from modelbay_runtime.multimodal.sources import decode_base64
 
@@ -20,12 +20,20 @@ _MARK = "a0b1c2"
 
 
 def render_messages(
-    messages: Any, tokenizer: Any, vocab_size: int, media: MediaReader, *, untrusted: bool = False, **kwargs: Any
+    messages: Any,
+    tokenizer: Any,
+    vocab_size: int,
+    media: MediaReader,
+    *,
+    untrusted: bool = False,
+    prompt_room: PromptRoom | None = None,
+    **kwargs: Any,
 ) -> Prompt:
     """The prompt that a conversation becomes.
 
     Args:
         untrusted: the messages come over a network, so that they name no file but those that are allowed.
+        prompt_room: see `read_prompt`.
         kwargs: as `modelbay.tokenizer.render_chat` takes them.
 
     Raises:
@@ -42,7 +50,7 @@ def render_messages(
         messages = fit_to_template(conversation, tokenizer, kwargs.get("chat_template"))
     text = str(render_chat(tokenizer, messages, tokenize=False, **kwargs))
     if not conversation.items:
-        return encoded(encode_chat(tokenizer, text), text, vocab_size)
+        return encode_text(encode_chat, tokenizer, text, vocab_size, prompt_room)
     policy = media.policy(untrusted=untrusted)
     token_ids, found = media.read(text, conversation.items, policy, from_template=True)
     return Prompt(token_ids, text, media=found)

@@ -18,6 +18,10 @@ _ROOT = 0
 #: How often rank 0 says that it is still there, as a share of the time after which the others give it up.
 _BEATS = 4
 
+#: What messages are sent from, never freed: a thread of c10d lets go of a message some time after it has gone out, and
+#: if nobody else held it, needs the interpreter to free it. In one that is ending that aborts the process.
+_sent_from: list[torch.Tensor] = []
+
 
 class Teller:
     """Rank 0's end.
@@ -32,6 +36,8 @@ class Teller:
         # Reentrant: the garbage collector may end a model in the very thread that says something for it.
         self._lock = threading.RLock()
         self._ended = threading.Event()
+        self._first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
+        _sent_from.append(self._first)
         self._beating = threading.Thread(target=self._beat, args=(timeout / _BEATS,), daemon=True)
         self._beating.start()
 
@@ -43,11 +49,10 @@ class Teller:
         """
         payload = pickle.dumps(command)
         message = len(payload).to_bytes(_HEADER_BYTES, "little") + payload
-        first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
         head = message[:_FIRST_BYTES]
-        first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         with self._lock:
-            self._broadcast(first)
+            self._first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+            self._broadcast(self._first)
             if len(message) > _FIRST_BYTES:
                 self._broadcast(torch.frombuffer(bytearray(message[_FIRST_BYTES:]), dtype=torch.uint8))
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from modelbay.errors import ModelbayError, UsageError
 from modelbay.pooling import PoolingSpec
-from modelbay_runtime.engine.prompts import Prompt, PromptLike, encoded, read_prompt
+from modelbay.tokenizer import (
+    TooManyTokens,
+    check_text,
+    encode_at_most,
+    encode_beginning,
+    encode_end,
+    is_long,
+    parts_of_pair,
+)
+from modelbay_runtime.engine.prompts import Prompt, PromptLike, PromptRoom, encoded, read_prompt
 from modelbay_runtime.sampling_params import PoolingParams
 
 #: Prompts that queries and documents get where a model has them, the first that it has.
@@ -88,15 +97,16 @@ def read_text(
         if before:
             raise UsageError("a prompt can be put before a text, not before token ids.")
         return read_prompt(item, tokenizer, vocab_size)
+    room = PromptRoom.of(params, max_model_len)
     text = before + (text.lower() if lower else text)
     uncut = tokenizer is None or params.truncate_prompt_tokens is None
     if is_mapping or uncut:
         # The mapping as a whole: what else it has would be dropped.
-        prompt = read_prompt({**item, "prompt": text} if is_mapping else text, tokenizer, vocab_size)
+        whole = text if uncut else ""
+        prompt = read_prompt({**item, "prompt": whole} if is_mapping else whole, tokenizer, vocab_size, room=room)
         if uncut:
             return prompt
-    ids, _ = _encode(tokenizer, text, None, params, max_model_len)
-    return encoded(ids, text, vocab_size)
+    return encoded(_encode_cut(tokenizer, text, room), text, vocab_size)
 
 
 def read_pair(
@@ -117,7 +127,9 @@ def read_pair(
     if tokenizer is None:
         raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
     pair = (query.lower(), document.lower()) if lower else (query, document)
-    ids, types = _encode(tokenizer, pair[0], pair[1], params, max_model_len)
+    for text in pair:
+        check_text(text)
+    ids, types = _encode_pair(tokenizer, pair, PromptRoom.of(params, max_model_len))
     if types is not None and num_types is not None and max(types, default=0) >= num_types:
         raise UsageError(f"the tokenizer gives token type {max(types)}, and the model has {num_types}.")
     prompt = encoded(ids, query, vocab_size)
@@ -130,21 +142,50 @@ def tokens_before(tokenizer: Any, before: str) -> int:
     return len(ids) - 1 if ids and ids[-1] in tokenizer.all_special_ids else len(ids)
 
 
-def _encode(
-    tokenizer: Any, text: str, pair: str | None, params: PoolingParams, max_model_len: int
-) -> tuple[list[int], list[int] | None]:
-    for given in (text, pair or ""):
-        try:
-            given.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"the prompt is not text: character {error.start} is half of one.") from error
-    keep = params.truncate_prompt_tokens
+def _encode_cut(tokenizer: Any, text: str, room: PromptRoom) -> list[int]:
+    check_text(text)
+    settings = _truncation(tokenizer, room, pair=False)
+    # The tokenizer keeps one end of the text, so that more of the other changes nothing once the ids are so many.
+    encode_end_kept = encode_beginning if tokenizer.truncation_side == "right" else encode_end
+    return encode_end_kept(
+        tokenizer, text, lambda part: list(tokenizer(part, verbose=False, **settings)["input_ids"]),
+        settings["max_length"],
+    )  # fmt: skip
+
+
+def _encode_pair(tokenizer: Any, pair: tuple[str, str], room: PromptRoom) -> tuple[list[int], list[int] | None]:
+    def alone(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     settings: dict[str, Any] = {}
-    if keep is not None:
-        longest = min(max_model_len if keep == -1 else keep, max_model_len)
-        if longest <= tokenizer.num_special_tokens_to_add(pair=pair is not None):
-            raise UsageError(f"truncate_prompt_tokens={keep} leaves no room beside the tokenizer's special tokens.")
-        settings = {"truncation": "longest_first", "max_length": longest}
-    found = tokenizer(text, pair, verbose=False, **settings)
+    if room.keep is None:
+        for text in pair:
+            _check_alone(tokenizer, text, alone, room)
+    else:
+        settings = _truncation(tokenizer, room, pair=True)
+        left = settings["max_length"] - tokenizer.num_special_tokens_to_add(pair=True)
+        if tokenizer.truncation_side == "right":
+            pair = parts_of_pair(tokenizer, pair, lambda text: len(alone(text)), left)
+    found = tokenizer(*pair, verbose=False, **settings)
     types = found.get("token_type_ids")
     return list(found["input_ids"]), None if types is None else list(types)
+
+
+def _check_alone(tokenizer: Any, text: str, encode: Callable[[str], list[int]], room: PromptRoom) -> None:
+    """Raises:
+    UsageError: this text of a pair is far too long by itself.
+    """
+    try:
+        if is_long(text, room.longest):
+            encode_at_most(tokenizer, text, encode, room.longest)
+    except TooManyTokens as error:
+        raise room.too_long(f"more than {error.at_most}") from None
+
+
+def _truncation(tokenizer: Any, room: PromptRoom, *, pair: bool) -> dict[str, Any]:
+    """How a tokenizer is told to cut."""
+    assert room.keep is not None
+    longest = min(room.keep, room.longest)
+    if longest <= tokenizer.num_special_tokens_to_add(pair=pair):
+        raise UsageError(f"truncate_prompt_tokens={room.keep} leaves no room beside the tokenizer's special tokens.")
+    return {"truncation": "longest_first", "max_length": longest}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import UsageError
+from modelbay_runtime.structured.expressions import check_expression
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -26,8 +27,11 @@ _STACK_BYTES = 256 * 2**20
 _starting = threading.Lock()  # the size of the next thread's stack is a setting of the process
 #: About 1 to 2 kB each. The library's own default would let one hostile expression take half a gigabyte.
 _MAX_LEXER_STATES = 50_000
-#: Of an object's properties, each of which could come next: the library looks at 2000 continuations, four for each.
+#: Of an object's properties, each of which could come next: compiling grows with their square.
 _MAX_OPTIONAL = 490
+#: Continuations that are looked at for one byte. A grammar of `spec.MAX_CHARS` cannot spell more alternatives, so that
+#: the library's own default, a tenth of this, would only let some fail after they had begun.
+_MAX_ITEMS = 20_000
 #: What the expressions of a grammar may cost to read: several times what the longest list of choices does.
 _LEXER_FUEL = 400_000
 _WRAPPER = '%llguidance {"no_forcing": true}\nstart: @output'
@@ -72,7 +76,10 @@ def _compile(kind: str, text: str, tokenizer: LLTokenizer) -> LLMatcher:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"structured_outputs: the {_NAMES[kind]} cannot be used: {_first_line(error)}.") from error
     limits = library.LLParserLimits(
-        max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False
+        max_items_in_row=_MAX_ITEMS,
+        max_lexer_states=_MAX_LEXER_STATES,
+        initial_lexer_fuel=_LEXER_FUEL,
+        verbose_errors=False,
     )
     matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if matcher.is_error():
@@ -140,11 +147,13 @@ def _check_optional(node: dict[str, Any]) -> None:
 
 
 def _regex(text: str) -> dict[str, Any]:
+    check_expression(text)
     return {"lark_grammar": f"start: /{import_library().regex_to_lark(text, 'dws')}/"}
 
 
 def _choice(text: str) -> dict[str, Any]:
-    return {"lark_grammar": "start: " + " | ".join(json.dumps(item) for item in json.loads(text))}
+    # One terminal: alternatives of a rule are each followed by itself, which is dear and ends at `_MAX_ITEMS`.
+    return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(item) for item in json.loads(text))}
 
 
 def _grammar(text: str) -> dict[str, Any]:

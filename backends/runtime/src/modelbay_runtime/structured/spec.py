@@ -36,6 +36,10 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     grammar: str | None = None
 
+    def __new__(cls, **given: Any) -> StructuredOutputs:
+        _refuse_unknown(cls, given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         names = [entry.name for entry in fields(self)]
         given = [name for name in names if getattr(self, name) not in (None, False)]
@@ -78,11 +82,15 @@ def read_structured_outputs(value: Any) -> StructuredOutputs | None:
     """
     if value is None or isinstance(value, StructuredOutputs):
         return value
-    known = [entry.name for entry in fields(StructuredOutputs)]
     _require(isinstance(value, Mapping), f"structured_outputs must be a StructuredOutputs, got {value!r}.")
-    for name in value:
-        _require(name in known, f"structured_outputs has no field {name!r}; known: {', '.join(known)}.")
+    _refuse_unknown(StructuredOutputs, value)
     return StructuredOutputs(**value)
+
+
+def _refuse_unknown(cls: type[StructuredOutputs], given: Mapping[Any, Any]) -> None:
+    known = [entry.name for entry in fields(cls)]
+    for name in given:
+        _require(name in known, f"structured_outputs has no field {name!r}; known: {', '.join(known)}.")
 
 
 def _json_text(schema: Any) -> str:

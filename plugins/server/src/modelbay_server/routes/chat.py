@@ -44,6 +44,7 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Re
             variables=body.variables(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            params=params,
             prefix=tools.prefix if tools else "",
         )
         prompt = await state.with_text(length, read, media=has_media(messages))

@@ -32,7 +32,7 @@ async def _answer(body: CompletionBody, served: ServedModel, state: ServerState)
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.model(served))
         length = sum(len(prompt) for prompt in body.prompt)
-        read = partial(read_prompts, model, body.prompt, add_special_tokens=body.add_special_tokens)
+        read = partial(read_prompts, model, body.prompt, params, add_special_tokens=body.add_special_tokens)
         prompts = await state.with_text(length, read)
         if params.structured_outputs is not None:
             await state.beside(partial(prepare_grammar, model, params))

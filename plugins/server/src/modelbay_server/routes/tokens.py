@@ -39,7 +39,7 @@ async def _tokenize(body: TokenizeBody, served: ServedModel, state: ServerState)
 
 def _prompt(body: TokenizeBody, model: LoadedModel) -> Prompt:
     if body.prompt is not None:
-        return read_prompts(model, [body.prompt], add_special_tokens=body.add_special_tokens is not False)[0]
+        return read_prompts(model, [body.prompt], None, add_special_tokens=body.add_special_tokens is not False)[0]
     if body.add_special_tokens:
         raise UsageError("add_special_tokens is for a prompt: a chat template writes its special tokens itself.")
     return read_chat(
@@ -49,6 +49,7 @@ def _prompt(body: TokenizeBody, model: LoadedModel) -> Prompt:
         variables=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        params=None,
     )
 
 
