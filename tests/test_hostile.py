@@ -221,9 +221,9 @@ def test_an_engine_argument_of_another_type(good: Path, kwargs: dict[str, Any], 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rms_norm_eps": float("inf")}, "the config's epsilon of norms must be"),
-        ({"rms_norm_eps": "x"}, "the config's epsilon of norms must be"),
-        ({"num_hidden_layers": 10**9}, "the config has 1000000000 layers"),
+        ({"rms_norm_eps": float("inf")}, "the config's rms_norm_eps must be a number"),
+        ({"rms_norm_eps": "x"}, "the config's rms_norm_eps must be a number"),
+        ({"num_hidden_layers": 10**9}, "the config's num_hidden_layers is 1,000,000,000"),
         ({"intermediate_size": 0}, "the MLP needs one intermediate_size"),
         ({"max_position_embeddings": "512"}, "max_position_embeddings must be a number of tokens, got '512'"),
         ({"model_type": 5}, "model_type must be a name, got 5"),

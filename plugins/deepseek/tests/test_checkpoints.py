@@ -201,7 +201,7 @@ def test_expert_missing_in_one_layer(gone: list[str], expert: int, tmp_path: Pat
         ({"n_group": 3}, "8 experts do not divide into 3 groups.*n_group 3"),
         ({"n_group": 2, "topk_group": 3}, "3 of 2 groups"),
         ({"num_experts_per_tok": 5}, "goes to 5 experts and may choose from 4"),
-        ({"n_group": 1, "num_experts_per_tok": 9}, "goes to 9 experts and may choose from 8"),
+        ({"n_group": 1, "num_experts_per_tok": 9}, "num_experts_per_tok is 9, and there are 8 experts"),
         ({"n_group": 8, "topk_group": 4}, "ranked by 2 experts and has 1"),
         ({"topk_method": "lottery"}, "topk_method is 'lottery'; known are greedy"),
         ({"scoring_func": "tanh"}, "scored by 'tanh'; softmax and sigmoid"),
