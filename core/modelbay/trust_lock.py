@@ -62,8 +62,8 @@ def lock_path(environ: Mapping[str, str] | None = None) -> Path | None:
     environ = os.environ if environ is None else environ
     if "MODELBAY_TRUST_LOCK" in environ:
         named = environ["MODELBAY_TRUST_LOCK"].strip()
-        return Path(os.path.abspath(os.path.expanduser(named))) if named else None
-    return default_path(environ).with_name("trust.lock")
+        return Path(os.path.realpath(os.path.expanduser(named))) if named else None
+    return Path(os.path.realpath(default_path(environ).with_name("trust.lock")))
 
 
 def repository_of(code: ModelFiles) -> str:

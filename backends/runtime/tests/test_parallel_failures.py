@@ -323,6 +323,25 @@ def test_commands_arrive_in_order_whatever_their_size() -> None:
     assert list(Listener(_OtherEnd(wire), lambda error: None).commands()) == commands
 
 
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_the_garbage_collector_says_in_the_middle_of_a_command_comes_after_it(size: int) -> None:
+    """It may end a model in the thread that is telling something for it, between any two steps."""
+    wire = _Wire()
+    teller = Teller(wire, timeout=1e6)
+    send, interruptions = wire.broadcast, [("close",)]
+
+    def broadcast(tensors: list[torch.Tensor]) -> Any:
+        if interruptions:
+            teller.tell(interruptions.pop())
+        return send(tensors)
+
+    wire.broadcast = broadcast  # type: ignore[method-assign]
+    teller.tell(("round", b"x" * size))
+    teller.close()
+    commands = [("round", b"x" * size), ("close",)]
+    assert list(Listener(_OtherEnd(wire), lambda error: None).commands()) == commands
+
+
 def test_a_command_that_cannot_be_read_here_is_this_ranks_own_failure() -> None:
     wire = _Wire()
     teller = Teller(wire, timeout=1e6)

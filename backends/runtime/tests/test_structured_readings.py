@@ -131,3 +131,14 @@ def test_an_expression_is_read_as_python_reads_it_or_refused() -> None:
 )
 def test_what_looks_like_a_trap_and_is_none(text: str, output: str) -> None:
     assert matches(Grammars(lambda: BYTES, len(BYTES)), StructuredOutputs(regex=text), output)
+
+
+@pytest.mark.parametrize("text", ["[[a-z]]", "[a[b]]", "[^[a]b]", "[[a-z]&&[aeiou]]", r"[a[\]]]"])
+def test_a_class_within_a_class_is_refused(text: str) -> None:
+    """Rust reads the union of both, Python a bracket among the characters of one."""
+    with pytest.raises(UsageError, match="ambiguous"):
+        Grammars(lambda: BYTES, len(BYTES)).constraint(StructuredOutputs(regex=text), [])
+
+
+def test_a_bracket_in_a_class_is_a_character_if_it_is_escaped() -> None:
+    assert matches(Grammars(lambda: BYTES, len(BYTES)), StructuredOutputs(regex=r"[a\[b]+"), "a[b")

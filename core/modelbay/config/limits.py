@@ -38,6 +38,8 @@ _MOST: dict[str, tuple[int, str]] = {
     "num_labels": (1_000_000, "labels"),
     "image_size": (16_384, "pixels along a side"),
 }
+#: Objects whose keys are names of whatever.
+_NAMES = ("id2label", "label2id")
 #: Read by core itself; each family's own are for its config class.
 _FLAGS = ("tie_word_embeddings", "use_sliding_window", "multi_query", "is_encoder_decoder")
 
@@ -56,7 +58,7 @@ def check_values(config: Mapping[str, Any], where: tuple[str, ...] = ()) -> None
             raise ConfigError(f"the config's {name} must be true or false, got {value!r}.")
         elif key == "architectures":
             check_names(name, value)
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key not in _NAMES:
             check_values(value, (*where, str(key)))
 
 

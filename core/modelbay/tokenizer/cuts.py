@@ -154,6 +154,8 @@ def _word_ends(normalizers: list[dict[str, Any]], splitters: list[dict[str, Any]
     """Characters before which some splitter ends a word, after a letter."""
     marked = [part["pattern"] for part in normalizers if part["type"] == "Replace" and part["content"] == "▁"]
     found = [_ends(part, {"String": " "} in marked, bool(marked)) for part in splitters]
+    if any(part["type"] == "ByteLevel" for part in splitters[:-1]):  # later ones see other characters than the text's
+        return frozenset()
     if any(ends is None for ends in found):
         return frozenset()
     return frozenset().union(*(ends for ends in found if ends))
@@ -176,6 +178,8 @@ def _ends(splitter: dict[str, Any], replaced: bool, marked: bool) -> frozenset[s
     if kind == "Metaspace":
         splits = splitter["split"] and splitter["replacement"] == "▁" and not replaced
         return frozenset(" ") if splits else frozenset()
+    if kind == "Punctuation" and splitter["behavior"] not in ("Isolated", "Removed", "Contiguous", "MergedWithNext"):
+        return frozenset()
     if kind != "Split":
         return _SPLITTERS.get(kind)
     if splitter["pattern"] == {"String": " "} and replaced:
@@ -243,7 +247,9 @@ def _byte_bounds(
         part["type"] in ("ByteLevel", "Digits") or (part["type"] == "Split" and part["behavior"] == "Isolated")
         for part in splitters
     )
-    to_bytes = bool(splitters) and splitters[-1]["type"] == "ByteLevel"
+    to_bytes = [part["type"] == "ByteLevel" for part in splitters].count(True) == 1 and splitters[-1][
+        "type"
+    ] == "ByteLevel"
     if type(model).__name__ != "BPE" or not keep or not to_bytes or normalizers - {"NFC"}:
         return None
     if any(token.lstrip or token.rstrip for token in added):  # such a token takes all white space beside it

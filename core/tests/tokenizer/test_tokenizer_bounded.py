@@ -76,7 +76,7 @@ MERGES = [("▁", "a"), ("▁", "▁"), ("t", "h"), ("th", "e"), ("▁", "the"),
 
 def bpe(*more: tuple[str, str]) -> Any:
     merges = [*MERGES, *more]
-    vocab = {**CHARACTERS, "<unk>": 100, **{left + right: 101 + i for i, (left, right) in enumerate(merges)}}
+    vocab = {**CHARACTERS, "Ġ": 99, "<unk>": 100, **{left + right: 101 + i for i, (left, right) in enumerate(merges)}}
     return models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True)
 
 
@@ -102,8 +102,17 @@ SMALL: dict[str, Callable[[], Any]] = {
     "right strip": lambda: made(
         bpe(), None, pre_tokenizers.Whitespace(), [AddedToken("the", rstrip=True, single_word=True)]
     ),
+    "punctuation stays": lambda: made(bpe(("e", ",")), None, pre_tokenizers.Punctuation("merged_with_previous")),
+    "bytes first": lambda: made(
+        bpe(("e", "Ġ")), None,
+        pre_tokenizers.Sequence([
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            pre_tokenizers.Split(Regex(r" ?\p{L}+"), "isolated"),
+        ]),
+    ),
     "spaces in a token": lambda: made(bpe(), None, pre_tokenizers.Whitespace(), [AddedToken("a b"), AddedToken("  ")]),
 }  # fmt: skip
+NEVER_AT_SPACES = ("punctuation stays", "bytes first", "spaces in a token")
 small = cache(lambda name: SMALL[name]())
 
 
@@ -155,7 +164,7 @@ def test_t2_bounded_is_full_with_real_tokenizers(name: str, side: str, short_par
 @pytest.mark.parametrize("name", SMALL)
 def test_t2_bounded_is_full_with_other_kinds(name: str, short_parts: None) -> None:
     tokenizer = small(name)
-    assert (" " in tokenizer.text_cuts.before) == (name != "spaces in a token")
+    assert (" " in tokenizer.text_cuts.before) == (name not in NEVER_AT_SPACES)
 
     @settings(max_examples=80, deadline=None)
     @given(TEXTS, st.integers(1, 40))

@@ -16,11 +16,11 @@ from modelbay_runtime.load_targets import Storage
 
 
 def is_lent(storage: Storage) -> bool:
-    """Whether every module that holds it says that its ``post_load`` puts a copy in its place."""
-    return all(
-        attribute in said(module, "repacked", ()) and callable(said(module, "post_load"))
-        for module, attribute in storage.holders
-    )
+    """Whether one module alone holds it, and says that its ``post_load`` puts a copy in its place."""
+    if storage.buffer or len(storage.holders) != 1:
+        return False
+    [(module, attribute)] = storage.holders
+    return attribute in said(module, "repacked", ()) and callable(said(module, "post_load"))
 
 
 class Lending:

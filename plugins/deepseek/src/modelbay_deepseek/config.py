@@ -20,11 +20,15 @@ class _FamilyConfig(PlainConfig):
         "moe_layer_freq", "routed_scaling_factor",
     )  # fmt: skip
 
+    #: Of these, what a checkpoint whose attention is not latent leaves at 0.
+    _OF_HEADS: ClassVar[tuple[str, ...]] = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
+        latent = getattr(self, "kv_lora_rank", None) is not None and getattr(self, "use_mla", True)
         for name in self._POSITIVE:
             value = getattr(self, name, None)
-            if value is not None and not value > 0:
+            if (latent or name not in self._OF_HEADS) and value is not None and not value > 0:
                 raise ConfigError(f"the config's {name} must be greater than 0, got {value!r}.")
 
 

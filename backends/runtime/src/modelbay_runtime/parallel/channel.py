@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,9 +19,10 @@ _ROOT = 0
 #: How often rank 0 says that it is still there, as a share of the time after which the others give it up.
 _BEATS = 4
 
-#: What messages are sent from, never freed: a thread of c10d lets go of a message some time after it has gone out, and
-#: if nobody else held it, needs the interpreter to free it. In one that is ending that aborts the process.
-_sent_from: list[torch.Tensor] = []
+#: What each end's last messages were sent from, never freed: a thread of c10d lets go of a message some time after it
+#: has gone out, and if nobody else held it, needs the interpreter to free it. In one that is ending that aborts the
+#: process.
+_sent_from: list[list[torch.Tensor]] = []
 
 
 class Teller:
@@ -33,11 +35,15 @@ class Teller:
 
     def __init__(self, group: Any, timeout: float) -> None:
         self._group = group
-        # Reentrant: the garbage collector may end a model in the very thread that says something for it.
+        # Reentrant: the garbage collector may end a model in the very thread that says something for it. What it says
+        # then goes out after what it interrupted.
         self._lock = threading.RLock()
+        self._waiting: deque[bytes] = deque()
+        self._telling = False
         self._ended = threading.Event()
         self._first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
-        _sent_from.append(self._first)
+        self._kept = [self._first]
+        _sent_from.append(self._kept)
         self._beating = threading.Thread(target=self._beat, args=(timeout / _BEATS,), daemon=True)
         self._beating.start()
 
@@ -49,12 +55,26 @@ class Teller:
         """
         payload = pickle.dumps(command)
         message = len(payload).to_bytes(_HEADER_BYTES, "little") + payload
-        head = message[:_FIRST_BYTES]
         with self._lock:
-            self._first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-            self._broadcast(self._first)
-            if len(message) > _FIRST_BYTES:
-                self._broadcast(torch.frombuffer(bytearray(message[_FIRST_BYTES:]), dtype=torch.uint8))
+            self._waiting.append(message)
+            if self._telling:
+                return
+            self._telling = True
+            try:
+                while self._waiting:
+                    self._send(self._waiting.popleft())
+            finally:
+                self._telling = False
+                self._waiting.clear()
+
+    def _send(self, message: bytes) -> None:
+        head = message[:_FIRST_BYTES]
+        self._first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        self._broadcast(self._first)
+        if len(message) > _FIRST_BYTES:
+            rest = torch.frombuffer(bytearray(message[_FIRST_BYTES:]), dtype=torch.uint8)
+            self._broadcast(rest)
+            self._kept[1:] = [rest]
 
     def close(self) -> None:
         """Say nothing any more."""

@@ -17,7 +17,7 @@ _PARTS = re.compile(
     r"|.",
     re.DOTALL,
 )
-_SET_OPERATION = re.compile(r"\\.|(?P<operation>&&|--|~~)", re.DOTALL)
+_IN_CLASS = re.compile(r"\\.|\[:\^?\w+:\]|(?P<operation>&&|--|~~)|(?P<nested>\[)", re.DOTALL)
 
 
 def check_expression(text: str) -> None:
@@ -33,6 +33,6 @@ def check_expression(text: str) -> None:
             raise ValueError(f"{part[0]!r} at position {part.start()} is possessive, which is not supported")
         if "x" in (part["flags"] or "") and re.search(r"[\t\n\r]", text):
             raise ValueError("tabs and line breaks under the flag x are not supported: leave them out")
-        for found in _SET_OPERATION.finditer(part["characters"] or ""):
-            if found["operation"]:
+        for found in _IN_CLASS.finditer((part["characters"] or "")[1:]):
+            if found["operation"] or found["nested"]:
                 raise ValueError(f"{found[0]!r} in {part[0][:80]!r} is ambiguous: escape its first character")
