@@ -73,7 +73,10 @@ def leading(others: Others) -> Any:
         cache=SimpleNamespace(clear=lambda: others.log.append("cleared")), model=torch.nn.Identity()
     )
     executor.runner = SimpleNamespace(run=others.run, device=torch.device("cpu"))
-    executor._member = SimpleNamespace(world=SimpleNamespace(to_first=lambda value: [value], traffic=lambda: "bytes"))
+    world = SimpleNamespace(
+        to_first=lambda value: [value], traffic=lambda: "bytes", let_go=lambda: others.log.append("let go")
+    )
+    executor._member = SimpleNamespace(world=world)
     return executor
 
 
@@ -103,7 +106,7 @@ def test_closing_lets_ranks_finish_what_is_under_way(others: Others) -> None:
     executor.submit(["a"])
     executor.close()
     executor.close()
-    assert others.log == ["round", "computed a", "close"]
+    assert others.log == ["round", "computed a", "close", "let go"]
     assert others.ended == [False]
     with pytest.raises(EngineError, match="cannot be used any more: it was closed"):
         executor.submit(["b"])
@@ -163,7 +166,7 @@ def test_a_forked_copy_leaves_the_ranks_alone(others: Others, tmp_path: Path) ->
     executor.close()
     with pytest.raises(EngineError, match="a copy"):
         executor.submit(["a"])
-    executor_module._abandon(-1, executor._teller, executor._started, executor._threads)
+    executor_module._abandon(-1, executor._teller, executor._member.world, executor._started, executor._threads)
     assert others.log == others.ended == []
     processes = Processes.__new__(Processes)
     processes._owner, processes.folder, processes.processes = -1, tmp_path, {1: None}  # type: ignore[dict-item]

@@ -25,6 +25,7 @@ from modelbay_runtime.parallel.launch import LOCALHOST, Processes, Started, Torc
 from modelbay_runtime.parallel.member import Member, ThreadShare, place_device
 from modelbay_runtime.parallel.mesh import Mesh
 from modelbay_runtime.parallel.worker import applied, run_lane, serve
+from modelbay_runtime.parallel.world import World
 
 #: Seconds that a rank which broke a connection may take to leave word of why.
 _LAST_WORDS_S = 5.0
@@ -67,7 +68,9 @@ class DistributedExecutor:
             self._end(at_once=True)
             raise
         assert self._teller is not None, "set up"
-        self._unclosed = weakref.finalize(self, _abandon, self._owner, self._teller, self._started, self._threads)
+        self._unclosed = weakref.finalize(
+            self, _abandon, self._owner, self._teller, self._member.world, self._started, self._threads
+        )
 
     def _start(self, resolution: Resolution) -> None:
         """Start the other ranks on this machine."""
@@ -233,6 +236,7 @@ class DistributedExecutor:
             self._tell(("close",))
         if self._broken is None:
             self._broken = "it was closed."
+            self._member.world.let_go()
             self._end(at_once=False)
 
     def _end(self, *, at_once: bool) -> None:
@@ -245,13 +249,14 @@ class DistributedExecutor:
         self._threads.give_back()
 
 
-def _abandon(owner: int, teller: Teller, started: Started | None, threads: ThreadShare) -> None:
+def _abandon(owner: int, teller: Teller, world: World, started: Started | None, threads: ThreadShare) -> None:
     """The end of a model that nobody closed: it became garbage, or the interpreter ends."""
     if os.getpid() != owner:
         return
     if started is None:  # torchrun's ranks end well only if they are told to
         with contextlib.suppress(RuntimeError):
             teller.tell(("close",))
+        world.let_go()
     teller.close()
     if started is not None:
         started.end(at_once=True)

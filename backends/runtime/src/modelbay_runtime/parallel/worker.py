@@ -48,6 +48,7 @@ def serve(resolution: Resolution, mesh: Mesh, number: int, store: Any, host: str
                 member.world.to_first(member.world.traffic())
             case ("apply", payload):
                 member.world.to_first(applied(payload, rank))
+    member.world.let_go()
 
 
 def _compute(member: Member, runner: Runner, batches: list[Batch | None], lane: int) -> None:

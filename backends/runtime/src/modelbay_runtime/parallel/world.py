@@ -19,6 +19,7 @@ import torch.distributed as dist
 from modelbay.errors import EngineError, UsageError
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_runtime.parallel.groups import Alone, Group, Joined, RankTraffic
+from modelbay_runtime.parallel.letting_go import Remembering, wait_until_free
 from modelbay_runtime.parallel.mesh import Mesh, Place
 
 
@@ -61,6 +62,7 @@ class World:
 
     def __init__(self, mesh: Mesh, rank: int, meeting: Meeting) -> None:
         self.mesh, self.rank, self._meeting = mesh, rank, meeting
+        self._groups: list[Any] = []
         self.place: Place = mesh.place(rank)
         everyone = range(mesh.size)
         self.control = self._make("control", everyone, "gloo")
@@ -90,7 +92,14 @@ class World:
         options = gloo._Options()
         options._timeout = timeout
         options._devices = [gloo.create_device(hostname=self._meeting.host)]
-        return gloo(store, rank, len(ranks), options)
+        group = Remembering(gloo(store, rank, len(ranks), options))
+        self._groups.append(group)
+        return group
+
+    def let_go(self) -> None:
+        """Before this process ends: wait for the threads that may still hold what was sent."""
+        # What rank 0 tells the others is sent from memory that stays.
+        wait_until_free(group for group in self._groups if self.rank or group is not self.control)
 
     # ---- objects between hosts -------------------------------------------------------------------------------------
 
