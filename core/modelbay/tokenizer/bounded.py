@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from modelbay.errors import UsageError
@@ -38,31 +38,32 @@ def encode_at_most(tokenizer: Any, text: str, encode: Encode, at_most: int) -> l
     """
     if is_long(text, at_most) and fewest_tokens(tokenizer, text) > at_most:
         raise TooManyTokens(at_most)
-    for head in heads(tokenizer, text, at_most):
-        ids = encode(head)
-        if len(head) == len(text):
-            return ids
-        if len(ids) > at_most:
-            raise TooManyTokens(at_most)
-    raise AssertionError("the last head is the text")
+    ids, is_whole = _enough(heads(tokenizer, text, at_most), text, encode, at_most + 1)
+    if not is_whole:
+        raise TooManyTokens(at_most)
+    return ids
 
 
 def encode_beginning(tokenizer: Any, text: str, encode: Encode, count: int) -> list[int]:
     """What ``encode`` makes of the text, for one that gives at most ``count`` ids, the first of the text's."""
-    for head in heads(tokenizer, text, count):
-        ids = encode(head)
-        if len(head) == len(text) or len(ids) >= count:
-            return ids
-    raise AssertionError("the last head is the text")
+    return _enough(heads(tokenizer, text, count), text, encode, count)[0]
 
 
 def encode_end(tokenizer: Any, text: str, encode: Encode, count: int) -> list[int]:
     """Ids of which the last ``count`` are the text's, or all of its ids if it has fewer."""
-    for tail in tails(tokenizer, text, count):
-        ids = encode(tail)
-        if len(tail) == len(text) or len(ids) >= count:
-            return ids
-    raise AssertionError("the last tail is the text")
+    return _enough(tails(tokenizer, text, count), text, encode, count)[0]
+
+
+def _enough(parts: Iterable[str], text: str, encode: Encode, count: int) -> tuple[list[int], bool]:
+    """The ids of the first of growing parts that has ``count`` of them, else of the last, which is the text; and
+    whether it is."""
+    for part in parts:
+        ids = encode(part)
+        if len(part) == len(text):
+            return ids, True
+        if len(ids) >= count:
+            return ids, False
+    raise AssertionError("the last part is the text")
 
 
 def is_long(text: str, count: int) -> bool:
