@@ -114,9 +114,10 @@ class LLM:
         """
         items = listed(prompts)
         config = self.resolution.config
-        rooms = [self.prompt_room(params) for params in self._params_for(items, sampling_params)]
+        wanted = self._params_for(items, sampling_params)
+        rooms = [self.prompt_room(params) for params in wanted]
         texts = read_prompts(items, self.engine.tokenizer, config.vocab_size, self.engine.media, rooms)
-        return self._generate(texts, sampling_params, use_tqdm)
+        return self._generate(texts, wanted, use_tqdm)
 
     def chat(
         self,
@@ -139,6 +140,7 @@ class LLM:
         if not isinstance(messages, Sequence):
             raise UsageError(f"messages must be a list, got {type(messages).__name__}.")
         conversations: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        wanted = self._params_for(conversations, sampling_params)
         prompts = [
             self.render(
                 conversation,
@@ -149,11 +151,9 @@ class LLM:
                 prompt_room=self.prompt_room(params),
                 **(chat_template_kwargs or {}),
             )
-            for conversation, params in zip(
-                conversations, self._params_for(conversations, sampling_params), strict=True
-            )
+            for conversation, params in zip(conversations, wanted, strict=True)
         ]
-        return self._generate(prompts, sampling_params, use_tqdm)
+        return self._generate(prompts, wanted, use_tqdm)
 
     def encode(
         self,
@@ -325,11 +325,8 @@ class LLM:
             )
         return list(params)
 
-    def _generate(
-        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
-    ) -> list[RequestOutput]:
+    def _generate(self, prompts: list[Prompt], wanted: Sequence[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
         assert_generates(self.resolution)
-        wanted = self._params_for(prompts, params)
         return self._run(
             prompts, lambda request_id, i: self.engine.add_request(request_id, prompts[i], wanted[i]), use_tqdm
         )
