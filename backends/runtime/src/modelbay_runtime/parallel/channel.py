@@ -14,15 +14,9 @@ import torch
 #: The first message has this size and says how long the whole is; most commands fit into it.
 _FIRST_BYTES = 8192
 _HEADER_BYTES = 8
-_ROOT = 0
 
 #: How often rank 0 says that it is still there, as a share of the time after which the others give it up.
 _BEATS = 4
-
-#: What each end's last messages were sent from, never freed: a thread of c10d lets go of a message some time after it
-#: has gone out, and if nobody else held it, needs the interpreter to free it. In one that is ending that aborts the
-#: process.
-_sent_from: list[list[torch.Tensor]] = []
 
 
 class Teller:
@@ -41,9 +35,6 @@ class Teller:
         self._waiting: deque[bytes] = deque()
         self._telling = False
         self._ended = threading.Event()
-        self._first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
-        self._kept = [self._first]
-        _sent_from.append(self._kept)
         self._beating = threading.Thread(target=self._beat, args=(timeout / _BEATS,), daemon=True)
         self._beating.start()
 
@@ -68,13 +59,10 @@ class Teller:
                 self._waiting.clear()
 
     def _send(self, message: bytes) -> None:
-        head = message[:_FIRST_BYTES]
-        self._first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._broadcast(self._first)
+        first = message[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0")
+        self._broadcast(torch.frombuffer(bytearray(first), dtype=torch.uint8))
         if len(message) > _FIRST_BYTES:
-            rest = torch.frombuffer(bytearray(message[_FIRST_BYTES:]), dtype=torch.uint8)
-            self._broadcast(rest)
-            self._kept[1:] = [rest]
+            self._broadcast(torch.frombuffer(bytearray(message[_FIRST_BYTES:]), dtype=torch.uint8))
 
     def close(self) -> None:
         """Say nothing any more."""

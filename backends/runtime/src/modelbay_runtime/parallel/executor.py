@@ -236,8 +236,8 @@ class DistributedExecutor:
             self._tell(("close",))
         if self._broken is None:
             self._broken = "it was closed."
-            self._member.world.let_go()
             self._end(at_once=False)
+            self._member.world.let_go()
 
     def _end(self, *, at_once: bool) -> None:
         if self._unclosed is not None:
@@ -256,10 +256,10 @@ def _abandon(owner: int, teller: Teller, world: World, started: Started | None, 
     if started is None:  # torchrun's ranks end well only if they are told to
         with contextlib.suppress(RuntimeError):
             teller.tell(("close",))
-        world.let_go()
     teller.close()
     if started is not None:
         started.end(at_once=True)
+    world.let_go()
     threads.give_back()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,10 @@ class Remembering:
         return any(tensor() is not None for tensor in self._latest)
 
 
-def wait_until_free(groups: Iterable[Any], seconds: float = _PATIENCE_S) -> None:
+def wait_until_free(groups: Sequence[Remembering], seconds: float = _PATIENCE_S) -> None:
     """Until the threads of these groups have let go of everything, or that time is over."""
-    remembering = [group for group in groups if isinstance(group, Remembering)]
     until = time.monotonic() + seconds
-    while any(group.holds for group in remembering) and time.monotonic() < until:
+    while any(group.holds for group in groups) and time.monotonic() < until:
         time.sleep(_POLL_S)  # without the interpreter, which they need
 
 

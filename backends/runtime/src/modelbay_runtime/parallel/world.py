@@ -62,7 +62,7 @@ class World:
 
     def __init__(self, mesh: Mesh, rank: int, meeting: Meeting) -> None:
         self.mesh, self.rank, self._meeting = mesh, rank, meeting
-        self._groups: list[Any] = []
+        self._groups: list[Remembering] = []
         self.place: Place = mesh.place(rank)
         everyone = range(mesh.size)
         self.control = self._make("control", everyone, "gloo")
@@ -98,8 +98,7 @@ class World:
 
     def let_go(self) -> None:
         """Before this process ends: wait for the threads that may still hold what was sent."""
-        # What rank 0 tells the others is sent from memory that stays.
-        wait_until_free(group for group in self._groups if self.rank or group is not self.control)
+        wait_until_free(self._groups)
 
     # ---- objects between hosts -------------------------------------------------------------------------------------
 
