@@ -15,14 +15,34 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class RepeatedKeyError(ValueError):
+    """An object has ``key`` twice: one of the two values would go unseen."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"the key {_short(key)} twice in one object")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for ``object_pairs_hook``.
+
+    Raises:
+        RepeatedKeyError: it has a key twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise RepeatedKeyError(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return found
+
+
 def parse(text: str) -> Any:
-    """The value; a key twice in one object is an error, since one of the two would go unseen.
+    """The value; a key twice in one object is an error.
 
     Raises:
         ValueError: it is no such JSON.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -74,11 +94,3 @@ def is_none_or(value: Any, pattern: re.Pattern[str]) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:199]}…"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {_short(twice)} twice in one object")
-    return found

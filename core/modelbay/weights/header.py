@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from modelbay.checked_json import RepeatedKeyError, unique_keys
 from modelbay.errors import WeightsError
 from modelbay.weights.diagnose import damaged
 
@@ -100,16 +100,12 @@ def _header_bytes(prefix: bytes, size: int, file: Any) -> bytes:
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise _BadHeader(f"its header has the key {_short(_repeated(name for name, _ in pairs))} twice")
-        return result
-
     if not raw.startswith(b"{"):
         raise _BadHeader("its header is not a JSON object: not a safetensors file")
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
+    except RepeatedKeyError as error:
+        raise _BadHeader(f"its header has the key {_short(error.key)} twice") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise _BadHeader(f"its header is not valid JSON ({type(error).__name__})") from error
     metadata = header.pop("__metadata__", None)
@@ -118,15 +114,6 @@ def _parse(raw: bytes) -> dict[str, Any]:
     ):
         raise _BadHeader("its __metadata__ is not an object of strings")
     return header
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
 
 
 def _entries(header: dict[str, Any], *, data_start: int, file_size: int) -> tuple[HeaderEntry, ...]:
