@@ -5,7 +5,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -42,6 +42,17 @@ def ours_accepts(path):
         return {item.name for item in read_header(path)}
     except WeightsError:
         return None
+
+
+def repeats_a_name(path):
+    """Whether the header is JSON with a name that is there twice."""
+    content = path.read_bytes()
+    try:
+        pairs = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]], object_pairs_hook=list)
+        names = [name for name, _ in pairs]
+    except (ValueError, TypeError, struct.error):
+        return False
+    return len(set(names)) < len(names)
 
 
 def test_w3_reads_what_the_reference_writes(tmp_path):
@@ -112,13 +123,15 @@ def test_w3_absent_file_is_a_weights_error(tmp_path):
 
 
 @QUICK
+@example(position=GOOD.index(b'"a"') + 1, bit=1, cut=0)  # it is called "c" then, as another one is
 @given(position=st.integers(0, len(GOOD) - 1), bit=st.integers(0, 7), cut=st.integers(0, 40))
 def test_w3_flipped_bits_and_cuts_are_judged_as_by_the_reference(tmp_path, position, bit, cut):
     content = bytearray(GOOD)
     content[position] ^= 1 << bit
     path = tmp_path / "x.safetensors"
     path.write_bytes(bytes(content[: len(content) - cut]))
-    assert ours_accepts(path) == reference_accepts(path)
+    # Of a name that is there twice the reference passes over the first tensor without a word; that is refused.
+    assert ours_accepts(path) == (None if repeats_a_name(path) else reference_accepts(path))
 
 
 TENSOR = st.fixed_dictionaries(
