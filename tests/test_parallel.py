@@ -27,6 +27,7 @@ import torch
 from modelbay import LLM, SamplingParams
 from modelbay.errors import EngineError, UsageError
 from modelbay_testing.assets import smollm2_dir
+from modelbay_testing.processes import ranks_of
 from modelbay_testing.tiny import tiny_checkpoint
 
 _PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=8, prompt_logprobs=3)
@@ -210,10 +211,10 @@ def test_d1_sizes_that_do_not_divide_are_refused_before_loading(tmp_path: Path) 
 
 def test_d1_more_ranks_than_the_machine_has_room_for_are_refused_before_one_starts(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "llama", **_LLAMA)
-    before = len(children())
+    before = set(ranks_of(os.getpid()))
     with pytest.raises(UsageError, match=r"100000 ranks .* GiB before they hold any weights, and .* GiB are free"):
         LLM(str(path), **_OPTIONS, data_parallel_size=100_000)
-    assert len(children()) == before
+    assert set(ranks_of(os.getpid())) <= before
 
 
 # ---- what dies -----------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def test_d3_a_worker_that_raises_ends_the_run_with_its_own_traceback(llama: Path
 
 @pytest.mark.parametrize("when", ["load", "decode"])
 def test_d3_a_worker_that_is_killed_ends_the_run(llama: Path, when: str) -> None:
-    before = {child.pid for child in children()}
+    before = {rank.pid for rank in ranks_of(os.getpid())}
     with nothing_left_behind(60):
         if when == "load":
             killer = threading.Thread(target=_kill_first_child, args=(before,))
@@ -286,10 +287,9 @@ def test_d3_a_worker_that_is_killed_ends_the_run(llama: Path, when: str) -> None
 def _kill_first_child(before: set[int]) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        for child in children():
-            if child.pid not in before and "modelbay_runtime.parallel" in " ".join(child.cmdline()):
-                os.kill(child.pid, signal.SIGKILL)
-                return
+        if started := [rank for rank in ranks_of(os.getpid()) if rank.pid not in before]:
+            os.kill(started[0].pid, signal.SIGKILL)
+            return
         time.sleep(0.05)
 
 
@@ -304,7 +304,7 @@ def test_d3_workers_end_with_their_parent(llama: Path, tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        workers = psutil.Process(process.pid).children(recursive=True)
+        workers = ranks_of(process.pid)
         assert workers
     finally:
         process.kill()
@@ -340,7 +340,7 @@ def test_a_replica_is_asked_for_everything_and_survives_bad_requests(llama: Path
     threads = torch.get_num_threads()
     with nothing_left_behind(60):
         llm = LLM(str(llama), **_OPTIONS, data_parallel_size=2)
-        for process in (psutil.Process(), *children()):
+        for process in (psutil.Process(), *ranks_of(os.getpid())):
             assert listening(process) <= {"127.0.0.1", "::1"}  # whoever is not on this machine cannot reach it
         assert [found.name for found in llm.apply_model(local_class_of)] == ["LlamaForCausalLM"] * 2
         llm.apply_model(poison)
@@ -418,7 +418,8 @@ def test_ctrl_c_while_ranks_start_leaves_nothing(llama: Path, tmp_path: Path) ->
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         until = time.monotonic() + 30
-        while not (workers := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < until:
+        while not (workers := ranks_of(process.pid)):
+            assert time.monotonic() < until
             time.sleep(0.02)
         while workers[0].cpu_times().user < 0.5 and time.monotonic() < until:
             time.sleep(0.02)  # it imports, which is when it would have most to say

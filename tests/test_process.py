@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,19 @@ def check_interrupted(process: subprocess.Popen[str]) -> list[str]:
     assert process.returncode in INTERRUPTED
     *before, last = err.splitlines()
     assert last == "interrupted"
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    until = time.monotonic() + 10
+    while is_alive(process.pid):
+        assert time.monotonic() < until, "processes of its group still run"
+        time.sleep(0.02)
     return before
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

@@ -25,6 +25,7 @@ import pytest
 from modelbay.cli.main import run
 from modelbay_server.serve import _listen
 from modelbay_server.settings import ServerSettings
+from modelbay_testing.processes import ranks_of
 from modelbay_testing.serve_process import serve_process
 
 LONG = {"prompt": "The quick brown fox", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
@@ -173,7 +174,7 @@ def test_a_worker_that_is_killed_ends_the_engine_and_is_said(checkpoint: Callabl
         server.wait_until_ready()
         assert httpx.post(server.url + "/v1/completions", json={**LONG, "max_tokens": 4}, timeout=60).is_success
         family = psutil.Process(server.process.pid).children(recursive=True)
-        [worker] = [child for child in family if "modelbay_runtime.parallel" in " ".join(child.cmdline())]
+        [worker] = ranks_of(server.process.pid)
         if idle:
             worker.kill()
             wait_for(lambda: server.status("/health") == 503)

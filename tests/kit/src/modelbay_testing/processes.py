@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -18,9 +18,20 @@ def ended(processes: Sequence[subprocess.Popen[str]] | Sequence[subprocess.Popen
         for process in processes:
             if process.poll() is None:
                 for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
+                    with suppress(psutil.NoSuchProcess):  # some live for a moment only
+                        child.kill()
                 process.kill()
                 process.wait()
+
+
+def ranks_of(program: int) -> list[psutil.Process]:
+    """The ranks that the program with this process id started and that run, whatever else it starts for a moment."""
+    ranks = []
+    for child in psutil.Process(program).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any("modelbay_runtime.parallel" in argument for argument in child.cmdline()):
+                ranks.append(child)
+    return ranks
 
 
 def run_to_end(command: Sequence[str], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
