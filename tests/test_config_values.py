@@ -125,6 +125,7 @@ def test_a_flag_is_no_text(name: str, key: str, value: Any, resolved: Any) -> No
         ("qwen3_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
         ("llama", {"head_dim": 2**31}, "head_dim is 2,147,483,648; no model has more than 4,096"),
         ("llama", {"head_dim": None, "hidden_size": 2**20}, "head_dim is 524,288; no model"),
+        ("llama", {"n_heads": 2**31}, "n_heads is 2,147,483,648; no model"),
         ("deepseek_v3", {"qk_rope_head_dim": 2**31}, "qk_rope_head_dim is 2,147,483,648; no model"),
         (
             "deepseek_v3",

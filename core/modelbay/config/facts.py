@@ -7,21 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modelbay.config.limits import MAX_HEAD_SIZE, check_size
+from modelbay.config.names import COMMON_ALIASES
 from modelbay.config.origins import Origins
 from modelbay.config.plain import NULL_IS_A_VALUE
 from modelbay.config.text import TextConfig
 from modelbay.errors import ConfigError
-
-#: The common names of each fact besides its canonical one. A family's own further names are plugin data.
-COMMON_ALIASES: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model"),
-    "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
-    "head_dim": ("kv_channels", "d_kv"),
-    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-}
 
 
 @dataclass(slots=True)

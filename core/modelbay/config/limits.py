@@ -9,28 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modelbay.config.names import LAYERS, names_of
 from modelbay.errors import ConfigError
 
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 16_384
 MAX_HEAD_SIZE = 4_096
 
-_LAYERS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth",
-    "num_encoder_layers", "num_decoder_layers",
-)  # fmt: skip
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_shared_experts")
+_EXPERTS = (*names_of("num_experts"), "n_shared_experts")
 _HEAD_SIZES = (
-    "head_dim", "kv_channels", "d_kv", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "qk_head_dim",
-    "global_head_dim", "attention_head_dim",
+    *names_of("head_dim"), "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "qk_head_dim", "global_head_dim",
+    "attention_head_dim",
 )  # fmt: skip
 _WIDTHS = (
-    "hidden_size", "n_embd", "d_model", "intermediate_size", "moe_intermediate_size", "ffn_dim", "kv_lora_rank",
-    "q_lora_rank", "num_attention_heads", "num_key_value_heads", "n_head",
+    *names_of("hidden_size"), *names_of("intermediate_size"), *names_of("num_attention_heads"),
+    *names_of("num_key_value_heads"), "moe_intermediate_size", "kv_lora_rank", "q_lora_rank",
 )  # fmt: skip
 #: key -> the most that it may be, and what of.
 _MOST: dict[str, tuple[int, str]] = {
-    **dict.fromkeys(_LAYERS, (MAX_LAYERS, "layers")),
+    **dict.fromkeys(LAYERS, (MAX_LAYERS, "layers")),
     **dict.fromkeys(_EXPERTS, (MAX_EXPERTS, "experts")),
     **dict.fromkeys(_HEAD_SIZES, (MAX_HEAD_SIZE, "dimensions of a head")),
     **dict.fromkeys(_WIDTHS, (1 << 24, "of these")),

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from modelbay.config.names import LAYERS, names_of
 from modelbay.errors import BackendError
 
 #: A layer costs hundredths of a second; the deepest models have some hundred.
 MAX_LAYERS = 512
 #: Where each expert of each layer is a module: several times what the largest models have.
 MAX_EXPERT_MODULES = 65_536
-_LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "depth")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def check_extent(config: Any) -> None:
@@ -28,7 +27,7 @@ def check_extent(config: Any) -> None:
         BackendError: naming the key and the limit.
     """
     for where, part in _parts(config):
-        layers = {key: _count(part, key) for key in _LAYERS}
+        layers = {key: _count(part, key) for key in LAYERS}
         for key, count in layers.items():
             if count > MAX_LAYERS:
                 raise BackendError(
@@ -36,7 +35,7 @@ def check_extent(config: Any) -> None:
                     f"{MAX_LAYERS} layers."
                 )
         most = max(layers.values())
-        for key in _EXPERTS:
+        for key in names_of("num_experts"):
             experts = _count(part, key)
             if most * experts > MAX_EXPERT_MODULES:
                 raise BackendError(
