@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from modelbay_transformers.lockstep import Lockstep, Log
 from modelbay_transformers.shares import NotShared, Share, mark_share, share_of
-from modelbay_transformers.simulate import _Lockstep, _Log
 
 RANKS = 2
 #: 11 tokens, 4 heads of 6: what a projection to heads gives.
@@ -63,7 +63,7 @@ REFUSED: dict[str, Function] = {
 
 
 def run_ranks(function: Function, sections: tuple[int, ...] = ()) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    log = _Log()
+    log = Log()
     with torch.no_grad(), log:
         whole = function(X)
     parts = []
@@ -71,7 +71,7 @@ def run_ranks(function: Function, sections: tuple[int, ...] = ()) -> tuple[torch
         pieces = [section.chunk(RANKS, -1)[rank] for section in X.split(sections or (24,), -1)]
         part = torch.cat(pieces, -1).contiguous()
         mark_share(part, Share(2, RANKS, frozenset(("q",)), sections))
-        with torch.no_grad(), _Lockstep(log.entries):
+        with torch.no_grad(), Lockstep(log.entries):
             parts.append(function(part))
     return whole, parts
 

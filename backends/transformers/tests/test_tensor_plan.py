@@ -12,10 +12,10 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from modelbay.trace import Trace
 from modelbay_testing.tiny_configs import tiny_config
 from modelbay_transformers import dispatch
+from modelbay_transformers.division import COLWISE, GATHER, ROWWISE, SPLIT_INPUT, WHOLE
 from modelbay_transformers.meta import build_on_meta
 from modelbay_transformers.plans import pattern_of
 from modelbay_transformers.probe import probe
-from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT, WHOLE
 from modelbay_transformers.tensor_plan import TensorPlan, plan_tensors, say_tensor_plan
 
 

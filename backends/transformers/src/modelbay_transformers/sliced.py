@@ -18,8 +18,8 @@ from modelbay_runtime.layers.embedding import Embedding, vocabulary_shard
 from modelbay_runtime.layers.linear import Linear, parameter
 from modelbay_runtime.layout import Section, Shard
 from modelbay_transformers import dispatch
+from modelbay_transformers.division import COLWISE, GATHER, ROWWISE, SPLIT_INPUT
 from modelbay_transformers.probe_run import NeedsValues, run_on_meta
-from modelbay_transformers.simulate import COLWISE, GATHER, ROWWISE, SPLIT_INPUT
 from modelbay_transformers.surgery import held_besides, module_name, token_table
 
 

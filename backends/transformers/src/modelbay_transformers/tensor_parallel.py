@@ -12,9 +12,10 @@ from modelbay.errors import BackendError
 from modelbay.trace import Trace
 from modelbay_runtime.api import BuildContext
 from modelbay_runtime.layers.moe import Experts
+from modelbay_transformers.division import COLWISE
 from modelbay_transformers.probe import AttentionFacts
 from modelbay_transformers.shares import NotShared
-from modelbay_transformers.simulate import COLWISE, Failed
+from modelbay_transformers.simulate import Failed
 from modelbay_transformers.sliced import SlicedLinear, split_parameter
 from modelbay_transformers.tensor_plan import TensorPlan, plan_tensors, say_tensor_plan
 

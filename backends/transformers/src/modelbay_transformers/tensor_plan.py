@@ -17,22 +17,12 @@ from torch import nn
 
 from modelbay.errors import BackendError
 from modelbay.trace import Trace
+from modelbay_transformers.division import COLWISE, GATHER, ROWWISE, SPLIT_INPUT, WHOLE, Division
 from modelbay_transformers.plans import ancestors, pattern_of, planned_styles
 from modelbay_transformers.probe import AttentionFacts
 from modelbay_transformers.shares import NotShared
-from modelbay_transformers.simulate import (
-    COLWISE,
-    GATHER,
-    ROWWISE,
-    SPLIT_INPUT,
-    WHOLE,
-    Division,
-    Failed,
-    LocalAttention,
-    Restyle,
-    Simulation,
-    SplitParameter,
-)
+from modelbay_transformers.simulate import Failed, LocalAttention, Simulation, SplitParameter
+from modelbay_transformers.stand_ins import Restyle
 from modelbay_transformers.tensor_guess import Guesses
 
 PLAN, INFERRED, REPLICATED = "plan", "inferred", "replicated"
