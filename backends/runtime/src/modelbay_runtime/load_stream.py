@@ -209,23 +209,26 @@ class Streamer:
     def _write(self, read: Read, piece: Piece, target: Target) -> tuple[torch.Tensor, torch.dtype]:
         """One piece to where it belongs; returns that memory, and the dtype that was found."""
         storage = target.storage
-        values = None
-        if storage.pending == 1 and storage.lent and id(storage) not in self._ready and self._is_awaited(storage):
-            place, own = _slice(target.view(), piece, target)  # still on meta: what matters is its shape
-            if place.shape == storage.shape:
-                values = read_piece(read, own)
-                if values.dtype == storage.dtype and values.device == self._device and values.is_contiguous():
-                    self._lending.pass_on(storage, values)
-                    return values, values.dtype
-        memory, piece = _slice(self._memory(target), piece, target)
+        values = self._read_alone(read, piece, target)
+        if values is not None and _is_as_held(values, storage, self._device):
+            self._lending.pass_on(storage, values)
+            return values, values.dtype
+        memory, own = _slice(self._memory(target), piece, target)
         if values is None:
-            values = read_piece(read, piece)
+            values = read_piece(read, own)
         memory.copy_(values)
         return memory, values.dtype
 
-    def _is_awaited(self, storage: Storage) -> bool:
-        """Whether its holders' ``post_load`` wait for nothing else."""
-        return all(post_load.pending == 1 for post_load in self._waiting[id(storage)] if post_load.holds(storage))
+    def _read_alone(self, read: Read, piece: Piece, target: Target) -> torch.Tensor | None:
+        """The piece, if it is the whole of a lent storage and all that the holders' ``post_load`` still wait for: they
+        may be given what was read as it is."""
+        storage = target.storage
+        if not storage.lent or storage.pending > 1 or id(storage) in self._ready:
+            return None
+        if any(post_load.pending > 1 for post_load in self._waiting[id(storage)] if post_load.holds(storage)):
+            return None
+        place, own = _slice(target.view(), piece, target)  # still on meta: what matters is its shape
+        return read_piece(read, own) if place.shape == storage.shape else None
 
     def _memory(self, target: Target) -> torch.Tensor:
         storage = target.storage
@@ -271,6 +274,10 @@ class _PostLoad:
         if module is not None:
             module.post_load()  # type: ignore[operator]
             self._lending.take_back(self._own)
+
+
+def _is_as_held(values: torch.Tensor, storage: Storage, device: torch.device) -> bool:
+    return values.dtype == storage.dtype and values.device == device and values.is_contiguous()
 
 
 def _has_meta(module: nn.Module) -> bool:
