@@ -24,6 +24,7 @@ from transformers import (
 
 from modelbay.errors import EngineError, UsageError
 from modelbay_runtime.engine import logit_ops
+from modelbay_runtime.engine.bad_words import BadWords
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import (
     CompletionOutput,
@@ -34,7 +35,7 @@ from modelbay_runtime.engine.outputs import (
     TokenLogprobs,
 )
 from modelbay_runtime.engine.sampler import Sampler
-from modelbay_runtime.engine.sampling_state import SamplingState, TokenCounts, encode_bad_words
+from modelbay_runtime.engine.sampling_state import SamplingState, TokenCounts
 from modelbay_runtime.sampling_params import SamplingParams
 
 GRID = 4000
@@ -343,13 +344,8 @@ def test_bad_words_are_forbidden_only_where_they_would_be_completed() -> None:
     logits[0, 4], logits[0, 2] = 5.0, 3.0
     params = SamplingParams(temperature=0)
     for output, wanted in (([1], 2), ([9], 4), ([], 4), ([1, 9], 4), ([9, 1], 2)):
-        state = state_of(sampler, params, output=output, bad_words=[[1, 4], [7]])
+        state = state_of(sampler, params, output=output, bad_words=BadWords([[1, 4], [7]]))
         assert sampler.sample(logits, [state]).token_ids == [wanted], output
-
-
-def test_bad_words_are_spelt_with_and_without_a_space() -> None:
-    assert encode_bad_words(["ab"], lambda text: [ord(character) for character in text]) == [[97, 98], [32, 97, 98]]
-    assert encode_bad_words([" a"], lambda text: [ord(character) for character in text]) == [[32, 97]]
 
 
 def run_alone(sampler: Sampler, logits: Sequence[torch.Tensor], params: SamplingParams, **kwargs: Any) -> list[int]:
@@ -446,7 +442,7 @@ def test_a_row_of_minus_infinity_is_an_error() -> None:
 
 def test_parameters_that_forbid_every_token_are_an_error() -> None:
     sampler = Sampler(2)
-    state = state_of(sampler, SamplingParams(temperature=0), bad_words=[[0], [1]])
+    state = state_of(sampler, SamplingParams(temperature=0), bad_words=BadWords([[0], [1]]))
     with pytest.raises(EngineError, match="bad_words"):
         sampler.sample(torch.zeros(1, 2), [state])
 

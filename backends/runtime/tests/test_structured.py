@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from modelbay.errors import EngineError, UsageError
 from modelbay.tokenizer.fastokens import switch
+from modelbay_runtime.engine.bad_words import BadWords, BadWordWatch
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.sampler import Sampler, SamplerOutput
 from modelbay_runtime.engine.sampling_state import SamplingState
@@ -392,7 +393,7 @@ def test_a_conflict_ends_that_request_alone(
 def test_bad_words_conflict_is_told_and_logits_that_are_no_numbers_are_still_an_error(tiny: Any) -> None:
     run = Run(tiny, {"choice": ["a"]}, seed=1)
     [only] = run.next_tokens()
-    run.state.bad_words = [[only]]
+    run.state.bad_words = BadWordWatch(BadWords([[only]]), run.output)
     run.take(run.sampler.sample(torch.zeros(1, run.vocab_size), [run.state]))
     assert run.reason == "error"
     assert "bad_words" in str(run.stop_reason)

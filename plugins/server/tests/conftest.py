@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from modelbay_server.models import resolve_models
 from modelbay_server.serve import _listen, uvicorn_config
 from modelbay_server.settings import ModelSource, ServerSettings
 from modelbay_server.state import ServerState
-from modelbay_testing.tiny import tiny_checkpoint
+from modelbay_testing.tiny import tiny_checkpoint, tiny_tokenizer
 
 ENGINE = {"dtype": "float32", "device": "cpu", "max_num_seqs": 16}
 #: A template with a place for tools, and for a variable of its own.
@@ -203,6 +204,45 @@ def tool_template() -> str:
 @pytest.fixture(scope="module")
 def serving_in_module() -> Callable[..., Any]:
     return serving
+
+
+@pytest.fixture(scope="module")
+def with_template(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The tiny checkpoint with another chat template."""
+
+    def make(template: str) -> Path:
+        path = tmp_path_factory.mktemp("template") / "model"
+        shutil.copytree(checkpoint("llama"), path)
+        for file in path.glob("chat_template*"):
+            file.unlink()
+        config = json.loads((path / "tokenizer_config.json").read_text())
+        (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tool_server(
+    with_template: Callable[[str], Path], tool_template: str, serving_in_module: Callable[..., Any]
+) -> Iterator[Any]:
+    """A server for the tiny checkpoint with a template that has a place for tools, under the name "tools"."""
+    with serving_in_module((with_template(tool_template), "tools")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a token for every byte: what it says is full of parts of characters."""
+    path = tmp_path_factory.mktemp("bytes")
+    tiny_checkpoint(path, vocab_size=300, tokenizer=False)
+    return tiny_tokenizer(path, vocab_size=300, chat_template=TOOL_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def byte_server(byte_checkpoint: Path) -> Iterator[Server]:
+    with serving((byte_checkpoint, "bytes")) as server:
+        yield server
 
 
 @pytest.fixture(name="serving")

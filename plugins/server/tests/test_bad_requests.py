@@ -86,6 +86,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"9" * 40: 1}}, "logit_bias"),
     ({"logit_bias": [1]}, "logit_bias"),
     ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["a" * 1000] * 132}, "bad_words: hold 132,000 characters"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"suffix": "end"}, "suffix"),
@@ -150,6 +151,54 @@ def test_a_wrong_field_of_a_chat_is_named(server: Any, change: dict[str, Any], n
     assert named in refused(server.post("/v1/chat/completions", {**CHAT, **change}))["message"]
 
 
+CALL = {"type": "function", "function": {"name": "f"}}
+#: What is wrong, and the field that the answer names for it: the client's own path, without the ways to read it.
+FIELDS: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("/v1/completions", {**TEXT, "stop": 5}, "stop", "Input should be a valid string or a valid list"),
+    ("/v1/completions", {**TEXT, "stop": ["a", 5]}, "stop.1", "Input should be a valid string"),
+    ("/v1/completions", {}, "prompt", "Field required"),
+    ("/v1/completions", {"prompt": None}, "prompt", "Field required"),
+    ("/v1/completions", {**TEXT, "logit_bias": {"5": "x"}}, "logit_bias.5", "Input should be a valid number"),
+    ("/v1/completions", {**TEXT, "temperature": 10**400}, "temperature", "Input should be a valid number"),
+    ("/v1/completions", {**TEXT, "stream_options": {"body": 1}}, "stream_options.body", "unknown field"),
+    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": 5}]}, "messages.0.content",
+     "Input should be a valid string or a valid list"),
+    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": ["str"]}]}, "messages.0.content.0",
+     "Input should be an object"),
+    ("/v1/chat/completions", {**CHAT, "messages": [5]}, "messages.0", "Input should be an object"),
+    ("/v1/chat/completions", {**CHAT, "messages": [{}]}, "messages.0.role", "Field required"),
+    ("/v1/chat/completions", {**CHAT, "tool_choice": "x"}, "tool_choice", "'none', 'auto' or 'required' or an object"),
+    ("/v1/chat/completions", {**CHAT, "tool_choice": {"type": "function"}}, "tool_choice.function", "Field required"),
+    ("/v1/chat/completions", {**CHAT, "tool_choice": {**CALL, "y": 1}}, "tool_choice.y", "unknown field"),
+    ("/v1/chat/completions", {**CHAT, "modalities": ["audio"]}, "modalities.0", "Input should be 'text'"),
+    ("/rerank", {"documents": ["a"]}, "query", "Field required"),
+    ("/rerank", {"documents": ["a"], "query": 5}, "query", "Input should be a valid string"),
+    ("/rerank", {"documents": ["a", 5], "query": "q"}, "documents.1", "Input should be a valid string or an object"),
+    ("/rerank", {"documents": ["a", ""], "query": "q"}, "documents.1", "String should have at least 1 character"),
+    ("/score", {"queries": 5, "documents": "a"}, "queries", "Input should be a valid string or a valid list"),
+    ("/score", {"text_1": "a", "text_2": ["a", 5]}, "text_2.1", "Input should be a valid string"),
+    ("/tokenize", {"messages": [], "tools": [{"function": {}}]}, "messages", "at least 1 item"),
+    ("/tokenize", {"prompt": "a", "tools": [{"function": {}}]}, "tools.0.function.name", "Field required"),
+    ("/tokenize", {"body": 1, "prompt": "a"}, "body", "unknown field"),
+    ("/tokenize", {"query": 1, "prompt": "a"}, "query", "unknown field"),
+    ("/tokenize", {}, None, "either prompt or messages is needed"),
+    ("/detokenize", {"tokens": [1, "a"]}, "tokens.1", "Input should be a valid integer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "param", "message"), FIELDS, ids=lambda value: str(value)[:40])
+def test_the_field_that_is_wrong_is_named_as_the_client_knows_it(
+    server: Any, path: str, body: dict[str, Any], param: str | None, message: str
+) -> None:
+    error = refused(server.post(path, body))
+    assert error["param"] == param
+    assert message in error["message"]
+    if param is not None:
+        assert param in error["message"]
+    for ours in ("constrained", "NamedTool", "Message", "instance", "literal["):
+        assert ours not in error["message"] + str(error["param"])
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -161,6 +210,9 @@ def test_a_wrong_field_of_a_chat_is_named(server: Any, change: dict[str, Any], n
         (b"\xff\xfe", "UTF-8"),
         (b'{"prompt": NaN}', "NaN"),
         (b'{"prompt": -Infinity}', "Infinity"),
+        (b'{"prompt": "a", "temperature": 1e400}', "1e400"),
+        (b'{"prompt": "a", "metadata": {"a": [-1e999]}}', "-1e999"),
+        (b'{"tools": [{"function": {"name": "f", "parameters": {"maximum": 1.5E+400}}}]}', "1.5E+400"),
         (b'{"prompt": "\\ud800"}', "half of a character"),
         (b'{"prompt": "a", "stop": ["\\udc00"]}', "half of a character"),
         (b'{"prompt": "a", "\\ud800": 1}', "half of a character"),

@@ -60,6 +60,14 @@ def test_other_origins_may_not_call_unless_they_were_allowed(serve: Callable[...
     assert preflight.headers["access-control-allow-origin"] == origin
     refused = opened.post("/v1/completions", BODY, headers={"Origin": origin})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
+    # What openai's client for JavaScript sends, and reads: browsers ask for each header beforehand.
+    named = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,openai-organization,user-agent"
+    asks = {"Origin": origin, **asked, "Access-Control-Request-Headers": named}
+    preflight = httpx.options(opened.url + "/v1/chat/completions", headers=asks)
+    assert preflight.status_code == 200, preflight.text
+    assert set(named.split(",")) <= set(preflight.headers["access-control-allow-headers"].lower().split(","))
+    assert "retry-after" in refused.headers["access-control-expose-headers"].lower()
+    assert "access-control-allow-credentials" not in preflight.headers
     other = httpx.options(opened.url + "/v1/completions", headers={"Origin": "https://evil.example", **asked})
     assert "access-control-allow-origin" not in other.headers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from modelbay import LLM, SamplingParams
 from modelbay.errors import ModelbayError, UsageError
 from modelbay_server.models import resolve_models
+from modelbay_server.serve import _settle_heap
 from modelbay_server.settings import ModelSource
 
 ENGINE = {"dtype": "float32", "device": "cpu"}
@@ -74,6 +76,22 @@ def test_a_model_in_use_is_never_taken_away(serve: Callable[..., Any], three: li
     server.wait_for(lambda: server.state.limiter.in_flight == 0)
     assert ask(server, "b").status_code == 200
     assert loaded(server) == {"b"}
+
+
+def test_what_stays_is_left_out_of_collections(serve: Callable[..., Any], three: list[tuple[Path, str]]) -> None:
+    """The process that serves settles its heap after every load and every unload."""
+    server = serve(*three[:2], engine={"kv_cache_memory_bytes": 2**20}, model_memory=limit_for(three, 1))
+    changes: list[str] = []
+    server.state.pool.on_load = lambda: changes.append("loaded")
+    server.state.pool.on_unload = lambda: changes.append("unloaded")
+    for name in "abba":
+        assert ask(server, name).status_code == 200
+    assert changes == ["unloaded", "loaded"] * 2
+    try:
+        _settle_heap()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
 
 
 def test_many_who_ask_for_a_model_at_once_load_it_once(

@@ -75,7 +75,7 @@ def test_dimensions_are_cut_before_the_length_is_1(minilm: Any, llm: LLM) -> Non
 def test_rerank_and_score_are_the_models_own(minilm: Any, llm: LLM) -> None:
     expected = [output.score for output in llm.score("Who eats?", TEXTS, use_tqdm=False)]
     order = sorted(range(3), key=lambda index: -expected[index])
-    for path in ("/rerank", "/v1/rerank"):
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         answer = minilm.post(path, {"model": "minilm", "query": "Who eats?", "documents": TEXTS}).json()
         assert [result["index"] for result in answer["results"]] == order
         near([result["relevance_score"] for result in answer["results"]], [expected[index] for index in order])
@@ -88,8 +88,9 @@ def test_rerank_and_score_are_the_models_own(minilm: Any, llm: LLM) -> None:
     }
     [result] = minilm.post("/rerank", best).json()["results"]
     assert result == {"index": order[0], "relevance_score": pytest.approx(expected[order[0]], abs=1e-5)}
-    scores = minilm.post("/score", {"text_1": "Who eats?", "text_2": TEXTS}).json()["data"]
-    near([item["score"] for item in scores], expected)
+    for path in ("/score", "/v1/score"):
+        scores = minilm.post(path, {"text_1": "Who eats?", "text_2": TEXTS}).json()["data"]
+        near([item["score"] for item in scores], expected)
     pairs = minilm.post("/score", {"text_1": TEXTS, "text_2": TEXTS}).json()["data"]
     near([item["score"] for item in pairs], [1, 1, 1])
 

@@ -61,9 +61,9 @@ def check_operation(server: Any, operation: Any, mode: Any, examples: int) -> se
 
 def test_the_document_has_every_route(small: Any) -> None:
     paths = set(small.get("/openapi.json").json()["paths"])
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/rerank", "/v1/rerank", "/score", "/tokenize",
-            "/detokenize", "/v1/models", "/health", "/ready", "/version", "/metrics",
-            "/v1/modelbay/explain"} <= paths  # fmt: skip
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank",
+            "/score", "/v1/score", "/tokenize", "/detokenize", "/v1/models", "/health", "/ready", "/version",
+            "/metrics", "/v1/modelbay/explain"} <= paths  # fmt: skip
 
 
 @pytest.mark.deep

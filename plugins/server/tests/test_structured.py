@@ -38,6 +38,30 @@ def test_text_is_no_format_and_json_object_is_one(server: Any) -> None:
     assert server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"].lstrip().startswith("{")
 
 
+def test_a_json_schema_without_a_schema_is_any_object(server: Any) -> None:
+    """As OpenAI's API has it, where ``schema`` may be left out."""
+    body = {**CHAT, "max_tokens": 60, "seed": 1}
+    formats = (
+        {"type": "json_object"},
+        *({"type": "json_schema", "json_schema": j} for j in ({"name": "x"}, {"name": "x", "schema": None})),
+    )
+    said = [server.post("/v1/chat/completions", {**body, "response_format": f}).json()["choices"] for f in formats]
+    assert said[0] == said[1] == said[2]
+
+
+def test_a_number_that_no_double_holds_is_refused_and_not_rounded(server: Any) -> None:
+    schema = {"const": 2**53 + 1}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    for path, body in (
+        ("/v1/chat/completions", {**CHAT, "response_format": asked}),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": schema}}),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": json.dumps(schema)}}),
+    ):
+        response = server.post(path, body)
+        assert response.status_code == 400
+        assert "const has 9007199254740993" in response.json()["error"]["message"]
+
+
 def test_regex_and_choice(server: Any) -> None:
     body = {"prompt": "Numbers", "max_tokens": 40, "seed": 2}
     number = server.post("/v1/completions", {**body, "structured_outputs": {"regex": "[0-9]{3}"}}).json()

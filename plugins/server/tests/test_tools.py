@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,30 +35,6 @@ FUNCTIONS = [WEATHER["function"], CLOCK["function"]]
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
-
-
-@pytest.fixture(scope="module")
-def with_template(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The tiny checkpoint with another chat template."""
-
-    def make(template: str) -> Path:
-        path = tmp_path_factory.mktemp("template") / "model"
-        shutil.copytree(checkpoint("llama"), path)
-        for file in path.glob("chat_template*"):
-            file.unlink()
-        config = json.loads((path / "tokenizer_config.json").read_text())
-        (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
-        return path
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def tool_server(
-    with_template: Callable[[str], Path], tool_template: str, serving_in_module: Callable[..., Any]
-) -> Iterator[Any]:
-    with serving_in_module((with_template(tool_template), "tools")) as server:
-        yield server
 
 
 # -- the template

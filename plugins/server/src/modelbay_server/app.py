@@ -64,7 +64,9 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            # Clients in browsers say more than what they need to: which library they are, how often they have tried.
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
         )
     app.add_middleware(
         Record,
@@ -112,4 +114,4 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(validation_error(error.errors()))
+    return error_response(validation_error(error.errors(), error.body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ def parse_json(body: bytes) -> Any:
     """
     try:
         # Decoded here: `json` would let the halves of characters through that UTF-8 forbids.
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
@@ -44,6 +45,13 @@ def parse_json(body: bytes) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ApiError(400, f"the body holds {name}, which is not JSON.")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ApiError(400, f"the body holds the number {text[:40]}, which is too large for a number of 64 bits.")
+    return value
 
 
 def _too_deep() -> ApiError:

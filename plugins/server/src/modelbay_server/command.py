@@ -51,6 +51,13 @@ _KEY_VARIABLE = "MODELBAY_API_KEY"
     help="Largest body of a request.",
 )
 @click.option(
+    "--max-answer-entries",
+    type=click.IntRange(1),
+    default=2_000_000,
+    show_default=True,
+    help="Most log-probabilities and token ids of one answer; a request that may need more gets 400.",
+)
+@click.option(
     "--model-memory",
     help="Most memory for all loaded models, as 16GiB; the least recently used idle one goes. [default: no limit]",
 )
@@ -86,6 +93,7 @@ def command(
     origins: Sequence[str],
     max_concurrent_requests: int,
     max_request_bytes: int,
+    max_answer_entries: int,
     model_memory: str | None,
     log_requests: bool,
     shutdown_timeout: float,
@@ -102,6 +110,7 @@ def command(
         allowed_origins=tuple(origins),
         max_concurrent_requests=max_concurrent_requests,
         max_request_bytes=max_request_bytes,
+        max_answer_entries=max_answer_entries,
         model_memory=None if model_memory is None else parse_bytes(model_memory),
         log_requests=log_requests,
         shutdown_timeout=shutdown_timeout,

@@ -10,16 +10,18 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from modelbay_server.errors import ApiError, error_response, reported
+from modelbay_server.errors import ApiError, error_response, reported, shutting_down
 
 logger = logging.getLogger("modelbay_server")
 
 
 class Record:
-    """The outermost: counts responses, logs a line for each where wanted, and turns what nobody caught into a 500.
+    """The outermost: counts responses, logs a line for each where wanted, and turns what nobody caught into a 500; into
+    a 503 where the server ends and waits no longer.
 
     Args:
         count: is given the route's path and the status.
@@ -50,6 +52,10 @@ class Record:
             if status:
                 raise ConnectionError("the answer was cut short") from None  # the connection is closed, and not reused
             await error_response(error_seen)(scope, receive, watched)
+        except asyncio.CancelledError:  # by uvicorn, which would answer in its own way, and log where it came from
+            if not status:
+                with suppress(asyncio.CancelledError):
+                    await error_response(reported(shutting_down()))(scope, receive, watched)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, status)

@@ -71,6 +71,9 @@ class ModelPool:
         self._observer = observer
         self._changing = asyncio.Lock()
         self._closed = False
+        #: Called when a model has been loaded, and when one has been unloaded.
+        self.on_load: Callable[[], object] = lambda: None
+        self.on_unload: Callable[[], object] = gc.collect
 
     def find(self, name: str | None) -> ServedModel:
         """The model that a request names; the first one if it names none.
@@ -128,6 +131,7 @@ class ModelPool:
         async with self._changing:  # one load at a time: each needs to know what the others take
             if self._closed:
                 raise ModelUnavailableError("the server is shutting down.")
+            fresh = model.loop is None
             if model.loop is None:
                 await self._make_room(model)
                 logger.info("loading %s", model.name)
@@ -138,6 +142,8 @@ class ModelPool:
             except ModelbayError as error:
                 model.loop = None
                 raise ModelUnavailableError(f"the model {model.name!r} could not be loaded: {error}") from error
+            if fresh:
+                self.on_load()
             return loop
 
     async def _make_room(self, wanted: ServedModel) -> None:
@@ -159,7 +165,7 @@ class ModelPool:
         if loop is not None:
             logger.info("unloading %s", model.name)
             await loop.close()
-            gc.collect()
+            self.on_unload()
 
     def snapshots(self) -> Iterator[tuple[str, EngineStats]]:
         for model in self.models:

@@ -53,4 +53,4 @@ async def score(
         return given
 
     outputs = await pool(served, state, length, prepare)
-    return calls.cosines(outputs, places)
+    return await state.beside(lambda: calls.cosines(outputs, places))

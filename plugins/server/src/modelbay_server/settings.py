@@ -23,6 +23,7 @@ class ServerSettings:
         api_key: what clients must send as ``Authorization: Bearer …``; None lets everybody in.
         allowed_origins: web origins whose pages may call the server; none by default.
         max_concurrent_requests: HTTP requests that run or wait in the engines at once; more are told to come back.
+        max_answer_entries: most log-probabilities and token ids of one answer: see `modelbay_server.answers.size`.
         model_memory: most memory of all loaded models together (weights and caches); None for no limit.
         log_requests: one line for each request, without any text of it.
         shutdown_timeout: how long running requests may go on after SIGTERM.
@@ -38,6 +39,7 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     max_concurrent_requests: int = 512
     max_request_bytes: int = 8 * 1024**2
+    max_answer_entries: int = 2_000_000
     model_memory: int | None = None
     log_requests: bool = False
     shutdown_timeout: float = 60.0

@@ -31,6 +31,7 @@ class ServerState:
         self.pool = ModelPool(models, settings.model_memory, self.metrics.observer)
         self._texts = ThreadPoolExecutor(2, thread_name_prefix="text")
         self._media = ThreadPoolExecutor(4, thread_name_prefix="media")
+        self._answers = ThreadPoolExecutor(2, thread_name_prefix="answer")
 
     @asynccontextmanager
     async def model(self, served: ServedModel) -> AsyncIterator[LoadedModel]:
@@ -48,16 +49,23 @@ class ServerState:
 
     async def beside(self, fn: Callable[[], Result], *, media: bool = False) -> Result:
         """``fn()`` on another thread."""
+        return await self._on(self._media if media else self._texts, fn)
 
+    async def answering(self, fn: Callable[[], Result]) -> Result:
+        """``fn()``, which makes a large answer, on another thread than texts: those are small, and do not wait."""
+        return await self._on(self._answers, fn)
+
+    async def _on(self, pool: ThreadPoolExecutor, fn: Callable[[], Result]) -> Result:
         def counted() -> Result:
             with self.metrics.cpu.counted():
                 return fn()
 
-        return await asyncio.get_running_loop().run_in_executor(self._media if media else self._texts, counted)
+        return await asyncio.get_running_loop().run_in_executor(pool, counted)
 
     def close(self) -> None:
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._media.shutdown(wait=False, cancel_futures=True)
+        self._answers.shutdown(wait=False, cancel_futures=True)
 
 
 def server_state(request: Request) -> ServerState:

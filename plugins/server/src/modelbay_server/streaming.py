@@ -3,30 +3,82 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from modelbay_server.errors import error_body, reported
+from modelbay_server.answers.json_text import json_blocks, json_bytes
+from modelbay_server.errors import error_body, reported, shutting_down
 
 DONE = b"data: [DONE]\n\n"
 
 #: Seconds after which a client that reads nothing at all is given up.
 READ_TIMEOUT = 120.0
+#: Seconds of one stream after which others get their turn.
+TURN = 0.005
+#: Entries (log-probabilities, token ids) up to which an answer, or a piece of one, is made in the event loop.
+INLINE = 2000
+
+#: Runs a function on another thread.
+Beside = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def event(data: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json_bytes(data) + b"\n\n"
+
+
+async def made(entries: int, make: Callable[[], Any], beside: Beside) -> Any:
+    """The event that ``make`` gives, if it gives one: as a JSON value, or written already.
+
+    Args:
+        entries: how much there is in it. What takes long is made and written ``beside`` the event loop.
+    """
+    if entries <= INLINE:
+        return make()
+
+    def written() -> bytes | None:
+        data = make()
+        return None if data is None else event(data)
+
+    return await beside(written)
+
+
+async def json_answer(entries: int, make: Callable[[], Any], beside: Beside) -> Response:
+    """The response whose body ``make`` gives, made and written ``beside`` the event loop if there is much in it."""
+
+    def written() -> list[bytes]:
+        return json_blocks(make())
+
+    return JsonAnswer(written() if entries <= INLINE else await beside(written))
+
+
+class JsonAnswer(Response):
+    """JSON text that is sent block by block, as fast as the client reads."""
+
+    media_type = "application/json"
+
+    def __init__(self, blocks: Sequence[bytes]) -> None:
+        super().__init__(headers={"Content-Length": str(sum(map(len, blocks)))})
+        self._blocks = blocks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with suppress(TimeoutError):  # then the body stays without its end, and the connection is closed
+            for number, block in enumerate(self._blocks, 1):
+                async with asyncio.timeout(READ_TIMEOUT):
+                    await send({"type": "http.response.body", "body": block, "more_body": number < len(self._blocks)})
+                await asyncio.sleep(0)
 
 
 class EventStream(Response):
-    """Server-sent events from an async iterator of JSON values, with ``[DONE]`` at the end.
+    """Server-sent events from an async iterator of JSON values, or of events that `made` has written; with ``[DONE]``
+    at the end.
 
     Whatever ends it (the last event, an error, a client that goes away) closes ``resources``. An error after the first
     byte is the last event, since the status has been sent.
@@ -39,23 +91,43 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._resources = resources
+        self._begun = self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._resources:
-            await _first(self._send_all(send), _disconnected(receive))
+            try:
+                await _first(self._send_all(send), _disconnected(receive))
+            except asyncio.CancelledError:  # the server ends, and waits no longer
+                if not self._begun:
+                    raise
+                if not self._ended:
+                    await self._end(send, shutting_down())
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._begun = True
         try:
+            until = time.monotonic() + TURN
             async for data in self._events:
+                body = data if isinstance(data, bytes) else event(data)
                 async with asyncio.timeout(READ_TIMEOUT):
-                    await send({"type": "http.response.body", "body": event(data), "more_body": True})
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                if time.monotonic() > until:  # sending to a client that reads fast waits for nothing
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + TURN
         except TimeoutError:
             return  # without the end of the body, so that the connection is closed and not used again
         except Exception as error:
+            await self._end(send, error)
+        else:
+            await self._end(send)
+
+    async def _end(self, send: Send, error: Exception | None = None) -> None:
+        if error is not None:
             body = event(error_body(reported(error)))
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        self._ended = True
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -95,13 +95,18 @@ def check_variables(model: LoadedModel, variables: Mapping[str, Any]) -> None:
             raise UsageError(f"chat_template_kwargs: the model's template has no variable {name[:100]!r}.")
 
 
-def prepare_grammar(model: LoadedModel, params: Any) -> None:
-    """Compile what the output must be, so that the engine's thread finds it done: that may take seconds.
+def prepare(model: LoadedModel, params: SamplingParams) -> Any:
+    """Compile what the output must be and encode what it must not hold, so that the engine's thread finds it done: that
+    may take seconds.
+
+    Returns:
+        What is to be held until the engine has taken the request; else it would be made again.
 
     Raises:
         UsageError: it cannot be compiled.
     """
-    model.llm.engine.grammars.constraint(params.structured_outputs, [])
+    engine = model.llm.engine
+    return engine.grammars.constraint(params.structured_outputs, []), engine.bad_words.automaton(params.bad_words)
 
 
 def template_text(model: LoadedModel) -> str:

@@ -12,17 +12,22 @@ import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from modelbay.errors import UsageError
 
-_DECODER = json.JSONDecoder()
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as it was written. ``arguments``: JSON text."""
+    """A call as it was written. ``arguments``: the text of a JSON object."""
 
     name: str
     arguments: str
@@ -164,7 +169,7 @@ class Mistral(ToolForm):
         at += len(self.opening)
         if head := self._head.match(text, at):
             value, end = _json_at(text, head.end())
-            return [Call(head[1], _dump(value))], end
+            return [Call(head[1], _arguments(value))], end
         value, end = _json_at(text, at)
         if not isinstance(value, list):
             raise NoCallError
@@ -244,11 +249,24 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
 def _call(value: Any) -> Call:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise NoCallError
-    return Call(value["name"], _dump(value.get("arguments", value.get("parameters", {}))))
+    return Call(value["name"], _arguments(value.get("arguments", value.get("parameters"))))
 
 
-def _dump(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+def _arguments(written: Any) -> str:
+    """JSON text of the object that ``written`` is, or, as some models write it, is the text of; none means ``{}``."""
+    if isinstance(written, str):
+        text = written
+        written, end = _json_at(text, 0)
+        if _skip_space(text, end) != len(text):
+            raise NoCallError
+    if written is None:
+        written = {}
+    if not isinstance(written, dict):
+        raise NoCallError
+    try:
+        return json.dumps(written, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise NoCallError from error
 
 
 def _skip_space(text: str, at: int) -> int:

@@ -57,6 +57,15 @@ class Detokenizer:
         """The text of one token as it stands inside a text, special or not; "" if the tokenizer does not know it."""
         return "" if self._vocabulary is None else self._vocabulary.token_text(token_id)
 
+    def own_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token as it stands inside a text, special or not, be they parts of a character; b"" if the
+        tokenizer does not know it, None where it does not tell the bytes."""
+        return None if self._vocabulary is None else self._vocabulary.own_bytes(token_id)
+
+    def is_fallback_byte(self, token_id: int) -> bool:
+        """Whether the token is one byte of a character that the vocabulary lacks, in a tokenizer with byte fallback."""
+        return self._vocabulary is not None and not self._vocabulary.byte_level and self._vocabulary.is_byte(token_id)
+
     def token_bytes(self, vocab_size: int) -> list[bytes]:
         """What each token id below ``vocab_size`` adds to a text; b"" for special tokens, for ids that the tokenizer
         does not know, and for those without a text of their own.
@@ -167,6 +176,10 @@ class _Vocabulary:
         self._texts: dict[int, str] = {}
         self._alphabet = _byte_alphabet() if _is_byte_level(tokenizer) else None
 
+    @property
+    def byte_level(self) -> bool:
+        return self._alphabet is not None
+
     def text(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> _Text:
         if self._alphabet is not None:
             return _ByteLevelText(self, skip_special_tokens)
@@ -206,15 +219,21 @@ class _Vocabulary:
 
     def text_bytes(self, token_id: int) -> bytes:
         """The bytes the token adds to a text that it stands inside of; b"" if it is no text."""
+        if self.token(token_id) is None or self.is_special(token_id):
+            return b""
+        return self.own_bytes(token_id) or b""
+
+    def own_bytes(self, token_id: int) -> bytes | None:
+        """See `Detokenizer.own_bytes`."""
         token = self.token(token_id)
-        if token is None or self.is_special(token_id):
+        if token is None:
             return b""
         if self._alphabet is not None:
             return self.bytes_of(token_id)
         if self.is_byte(token_id):
             return bytes([int(token[1:-1], 16)])
         text = self.token_text(token_id)
-        return b"" if _REPLACEMENT in text and _REPLACEMENT not in token else text.encode()
+        return None if _REPLACEMENT in text and _REPLACEMENT not in token else text.encode()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(

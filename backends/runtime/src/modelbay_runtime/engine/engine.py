@@ -14,6 +14,7 @@ from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution
 from modelbay.tokenizer import load_tokenizer, stop_token_ids
 from modelbay.weights.accounting import LoadReport
+from modelbay_runtime.engine.bad_words import BadWordLists
 from modelbay_runtime.engine.batch import Batch, make_batch, prompt_rows
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.executor import Executor, open_executor
@@ -22,11 +23,10 @@ from modelbay_runtime.engine.kv_cache import KVCache
 from modelbay_runtime.engine.kv_manager import KVManager
 from modelbay_runtime.engine.lanes import Lane, choose_lane, make_lane, under_way
 from modelbay_runtime.engine.outputs import PoolingOutput, RequestMetrics, RequestOutput
-from modelbay_runtime.engine.prompts import Prompt, fit_prompt
+from modelbay_runtime.engine.prompts import Prompt, check_tokens, fit_prompt
 from modelbay_runtime.engine.request import Request
 from modelbay_runtime.engine.runner import BatchOutput, Runner
 from modelbay_runtime.engine.sampler import Sampler
-from modelbay_runtime.engine.sampling_state import encode_bad_words
 from modelbay_runtime.engine.scheduler import Scheduled, Scheduler
 from modelbay_runtime.engine.sequence import Sequence, Status
 from modelbay_runtime.engine.step_output import Round, StepOutput, check_pooled
@@ -73,6 +73,7 @@ class Engine:
         self.sampler = Sampler(config.vocab_size, self.executor.runner.device, args.seed)
         self.detokenizer = Detokenizer(self.tokenizer, self.eos_token_ids)
         self.grammars = Grammars(lambda: self.detokenizer.token_bytes(config.vocab_size), config.vocab_size)
+        self.bad_words = BadWordLists(self.tokenizer, config.vocab_size)
         self.requests: dict[str, Request] = {}
         self.num_generated = 0
         self._rounds: deque[Round] = deque()
@@ -145,9 +146,11 @@ class Engine:
             raise UsageError(f"request id {request_id!r} is in use.")
         params = params.with_defaults(self.resolution.config.generation)
         token_ids = fit_prompt(prompt, params, self.max_model_len)
+        check_tokens(token_ids, self.model)
         media = self._plan_media(prompt, token_ids)
         metrics = RequestMetrics(arrival_time=time.monotonic())
         ordinal = next(self._ordinals)
+        bad_words = self.bad_words.automaton(params.bad_words)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequence = Sequence(request_id, index, len(token_ids), list(token_ids))
@@ -158,7 +161,7 @@ class Engine:
             sequence.sampling = self.sampler.state(
                 params, token_ids, sequence.output_ids,
                 request_id=request_id, ordinal=ordinal, index=index, eos_token_ids=self.eos_token_ids,
-                bad_words=self._bad_words(params),
+                bad_words=bad_words,
                 constraint=self.grammars.constraint(params.structured_outputs, sequence.output_ids),
             )  # fmt: skip
             sequence.text = self.detokenizer.stream(params, token_ids)
@@ -176,19 +179,13 @@ class Engine:
             raise UsageError(f"request id {request_id!r} is in use.")
         plan = plan_request(params, prompt, self.resolution, bool(self.executor.rank.plan.layout.groups))
         token_ids = fit_prompt(prompt, params, self.max_model_len)
+        check_tokens(token_ids, self.model)
         sequence = Sequence(request_id, 0, len(token_ids), list(token_ids), pooling=plan)
         sequence.token_types, sequence.media = prompt.token_types, self._plan_media(prompt, token_ids)
         sequence.reads_prefix_cache = plan.reads_last_token
         metrics = RequestMetrics(arrival_time=time.monotonic())
         self.requests[request_id] = Request(request_id, prompt.text, token_ids, params, [sequence], metrics)
         self._queue([sequence])
-
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        if not params.bad_words:
-            return []
-        if self.tokenizer is None:
-            raise UsageError("bad_words needs a tokenizer, and this model was loaded without one.")
-        return encode_bad_words(params.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
 
     def _plan_media(self, prompt: Prompt, token_ids: list[int]) -> MediaPlan | None:
         if prompt.media is None:
@@ -360,6 +357,7 @@ class Engine:
             self.num_generated += 1
             if logprobs is not None:
                 sequence.logprobs.append(logprobs)
+                request.show_logprobs(sequence, self.detokenizer)
             self._end_if_done(sequence, request, token_id)
             changed[request.id] = request
         outputs = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from modelbay.errors import TokenizerError, UsageError
@@ -13,8 +15,21 @@ from modelbay_runtime.multimodal.reader import MediaReader
 from modelbay_runtime.sampling_params import PoolingParams, SamplingParams
 
 #: str, {"prompt": str}, {"prompt_token_ids": [int]}, or [int]; a mapping may have multi_modal_data: {"image": …,
-#: "audio": …}, one item of each kind or a list.
+#: "audio": …}, one item of each kind or a list. An array or tensor of one dimension will do for a list of ids.
 PromptLike = Any
+
+_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
+_LEAVE_OUT = "Leave it out."
+#: Keys that vLLM has, and what to do instead. Without them the output would be another one, or not kept apart.
+_UNSERVED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "encoder_prompt", "decoder_prompt"), _LEAVE_OUT
+    ),
+    "token_type_ids": "Pairs of texts are for score, which numbers their tokens.",
+    "cache_salt": "With enable_prefix_caching=False no request reads what another has computed.",
+}
+#: What vLLM's own functions write beside a prompt: which of the two it is.
+_TYPES: Mapping[str, str] = {"text": "prompt", "token": "prompt_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +96,11 @@ class PromptRoom:
 
 def listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """One prompt or several, as a list. A list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping, Prompt)):
+    if isinstance(prompts, (str, Mapping, Prompt)) or _is_array(prompts):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise UsageError(f"a prompt is a string, a mapping or a list of them, got {type(prompts).__name__}.")
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(_is_integer(item) for item in prompts):
         return [prompts]
     return list(prompts)
 
@@ -97,13 +112,13 @@ def read_prompts(
     media: MediaReader,
     rooms: Sequence[PromptRoom],
 ) -> list[Prompt]:
-    """Token ids of several prompts. See `read_prompt`; an error over images or audio says of which prompt."""
+    """Token ids of several prompts. See `read_prompt`; an error over a mapping says of which prompt."""
     found = []
     for place, (prompt, room) in enumerate(zip(prompts, rooms, strict=True)):
         try:
             found.append(read_prompt(prompt, tokenizer, vocab_size, media, room))
         except UsageError as error:
-            if len(prompts) == 1 or not (isinstance(prompt, Mapping) and prompt.get("multi_modal_data")):
+            if len(prompts) == 1 or not isinstance(prompt, Mapping):
                 raise
             raise UsageError(f"prompt {place}: {error.message}", hint=error.hint) from error
     return found
@@ -131,9 +146,6 @@ def read_prompt(
     items: dict[str, list[Any]] = {}
     if isinstance(prompt, Mapping):
         items = _media_items(prompt, media)
-        if (prompt.get("prompt_token_ids") is None) == (prompt.get("prompt") is None):
-            found = ", ".join(map(str, prompt)) or "nothing"
-            raise UsageError(f"a prompt mapping has either 'prompt' or 'prompt_token_ids', got {found}.")
         ids = prompt.get("prompt_token_ids")
         if isinstance(ids, str):
             raise UsageError("prompt_token_ids is a list of token ids, got a string.", hint="Give it as prompt.")
@@ -147,20 +159,73 @@ def read_prompt(
         if tokenizer is None:
             raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
         return encode_text(encode_prompt, tokenizer, prompt, vocab_size, room)
-    listed_ids = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray)
-    if not listed_ids or not all(isinstance(item, int) for item in prompt):
-        raise UsageError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}.")
+    token_ids = _token_ids(prompt)
     if items and media is not None:
-        expanded, read = media.read(list(prompt), items, media.policy())
+        expanded, read = media.read(token_ids, items, media.policy())
         return Prompt(expanded, media=read)
-    check_token_ids(prompt, vocab_size)
-    return Prompt(list(prompt))
+    check_token_ids(token_ids, vocab_size)
+    return Prompt(token_ids)
+
+
+def _token_ids(given: Any) -> list[int]:
+    if _is_array(given):
+        if given.ndim != 1:
+            raise UsageError(
+                f"the token ids of a prompt have one dimension, got an array of {given.ndim}.",
+                hint="Give a list with one prompt for each row.",
+            )
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
+        raise UsageError(f"a prompt is a string or a list of token ids, got {type(given).__name__}.")
+    wrong = next((place for place, item in enumerate(given) if not _is_integer(item)), None)
+    if wrong is not None:
+        found = f"got {given[wrong]!r:.50} at position {wrong}."
+        if isinstance(given[wrong], bool):
+            raise UsageError(f"token ids must be integers, {found}")
+        raise UsageError(f"a prompt is a string or a list of token ids, {found}")
+    return [int(item) for item in given]
+
+
+def _is_integer(item: Any) -> bool:
+    return isinstance(item, Integral) and not isinstance(item, bool)
+
+
+def _is_array(given: Any) -> bool:
+    """Of NumPy, or a tensor; neither is imported for that."""
+    return hasattr(given, "ndim") and hasattr(given, "tolist")
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    """Raises:
+    UsageError: no prompt or two, or a key that means nothing here: what it stands for would be missing.
+    """
+    given = [name for name, value in prompt.items() if value is not None]
+    for name in given:
+        if name in _UNSERVED:
+            raise UsageError(f"a prompt mapping has {name!r}, which is not served.", hint=_UNSERVED[name])
+    if ("prompt" in given) == ("prompt_token_ids" in given):
+        found = ", ".join(map(str, prompt)) or "nothing"
+        hint = "Use chat for conversations." if {"role", "content", "messages"} & set(given) else None
+        raise UsageError(f"a prompt mapping has either 'prompt' or 'prompt_token_ids', got {found}.", hint=hint)
+    if "type" in given:
+        _check_type(prompt)
+    for name in given:
+        if name not in (*_KEYS, "type"):
+            near = difflib.get_close_matches(str(name), _KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(_KEYS)}."
+            raise UsageError(f"a prompt mapping has {str(name)[:100]!r}, which is not known.", hint=hint)
+
+
+def _check_type(prompt: Mapping[str, Any]) -> None:
+    kind = prompt["type"]
+    key = _TYPES.get(kind) if isinstance(kind, str) else None
+    if key is None or prompt.get(key) is None:
+        known = " and ".join(f"{name!r} with {of}" for name, of in _TYPES.items())
+        raise UsageError(f"a prompt mapping has the type {kind!r:.50}; served are {known}.", hint=_LEAVE_OUT)
 
 
 def _media_items(prompt: Mapping[str, Any], media: MediaReader | None) -> dict[str, list[Any]]:
-    for name in ("mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "encoder_prompt"):
-        if prompt.get(name) is not None:  # without it the output would be another one
-            raise UsageError(f"a prompt mapping has {name!r}, which is not served.", hint="Leave it out.")
+    _check_keys(prompt)
     data = prompt.get("multi_modal_data")
     if not data:
         return {}
@@ -207,3 +272,14 @@ def fit_prompt(prompt: Prompt, params: SamplingParams | PoolingParams, max_model
     if len(token_ids) > room.longest:
         raise room.too_long(str(len(token_ids)))
     return token_ids
+
+
+def check_tokens(token_ids: list[int], model: Any) -> None:
+    """Refuse what this model cannot compute right (``refused_tokens`` of the model contract).
+
+    Raises:
+        UsageError: the prompt has such a token, with the reason.
+    """
+    refused: Mapping[int, str] = getattr(model, "refused_tokens", {})
+    for token_id in refused.keys() & set(token_ids) if refused else ():
+        raise UsageError(f"the prompt has token {token_id}, which {refused[token_id]}: it is not served.")

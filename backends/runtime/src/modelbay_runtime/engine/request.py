@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelbay_runtime.engine.detokenizer import Detokenizer
 from modelbay_runtime.engine.outputs import (
@@ -32,6 +32,8 @@ class Request:
     sequences: list[Sequence]
     metrics: RequestMetrics
     stream: bool = False
+    #: As clients get them, made once; nothing predicts the first token.
+    shown_prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
 
     @property
     def finished(self) -> bool:
@@ -95,14 +97,14 @@ class Request:
             text=sequence.text.text if sequence.text is not None else "",
             token_ids=list(sequence.output_ids),
             cumulative_logprob=sum(entry.logprob for entry in sequence.logprobs) if wanted else None,
-            logprobs=list(self._shown_logprobs(sequence, detokenizer)) if wanted else None,
+            logprobs=list(self.show_logprobs(sequence, detokenizer)) if wanted else None,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
         )
 
     @staticmethod
-    def _shown_logprobs(sequence: Sequence, detokenizer: Detokenizer) -> list[dict[int, Logprob]]:
-        """Each entry is made once, however often a stream shows it."""
+    def show_logprobs(sequence: Sequence, detokenizer: Detokenizer) -> list[dict[int, Logprob]]:
+        """As clients get them: each entry is made once, when its token comes, so that no step has to make them all."""
         shown = sequence.shown_logprobs
         shown += [entry.to_dict(detokenizer.token_text) for entry in sequence.logprobs[len(shown) :]]
         return shown
@@ -111,4 +113,6 @@ class Request:
         if not isinstance(self.params, SamplingParams) or self.params.prompt_logprobs is None:
             return None
         entries = self.sequences[0].prompt_logprobs
-        return [None, *(entry.to_dict(detokenizer.token_text) for entry in entries)]
+        shown = self.shown_prompt_logprobs
+        shown += [entry.to_dict(detokenizer.token_text) for entry in entries[len(shown) - 1 :]]
+        return list(shown)

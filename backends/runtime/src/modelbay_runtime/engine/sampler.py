@@ -20,6 +20,7 @@ import torch
 
 from modelbay.errors import EngineError
 from modelbay_runtime.engine import logit_ops
+from modelbay_runtime.engine.bad_words import BadWords, BadWordWatch
 from modelbay_runtime.engine.logprobs import logprobs_of
 from modelbay_runtime.engine.outputs import TokenLogprobs
 from modelbay_runtime.engine.sampling_state import SamplingState, TokenCounts
@@ -64,7 +65,7 @@ class Sampler:
         ordinal: int = 0,
         index: int = 0,
         eos_token_ids: Collection[int] = (),
-        bad_words: Sequence[Sequence[int]] = (),
+        bad_words: BadWords | None = None,
         constraint: Constraint | None = None,
     ) -> SamplingState:
         """What `sample` needs of one sequence, for its whole life.
@@ -77,7 +78,7 @@ class Sampler:
             ordinal: the how-manieth request of this engine it is; seeds the sequence if the request has no seed.
             index: which of the request's n sequences.
             eos_token_ids: the model's, which min_tokens holds off.
-            bad_words: from `encode_bad_words`.
+            bad_words: from `BadWordLists.automaton`.
             constraint: from `Grammars.constraint`, on the same ``output_token_ids``.
 
         Raises:
@@ -93,8 +94,7 @@ class Sampler:
             random=None if params.greedy else self._generator(params.seed, ordinal, index),
             counts=TokenCounts(prompt_token_ids, self.vocab_size) if penalised else None,
             end_ids=np.array(end_ids, dtype=np.int64),
-            # A word with a token that the model does not have cannot be generated.
-            bad_words=[word for word in bad_words if max(word, default=0) < self.vocab_size],
+            bad_words=None if bad_words is None else BadWordWatch(bad_words, output_token_ids),
             bias_ids=np.array(list(params.logit_bias), dtype=np.int64),
             bias=np.array(list(params.logit_bias.values()), dtype=np.float32),
             constraint=constraint,
@@ -153,7 +153,7 @@ class Sampler:
         biased = [(row, state.bias_ids) for row, state in enumerate(states) if len(state.bias_ids)]
         if biased:
             scores[self._pairs(biased)] += self._to_device(np.concatenate([states[row].bias for row, _ in biased]))
-        bans = ((row, np.array(state.forbidden(), dtype=np.int64)) for row, state in enumerate(states))
+        bans = ((row, state.forbidden()) for row, state in enumerate(states))
         forbidden = [(row, ids) for row, ids in bans if len(ids)]
         if forbidden:
             scores[self._pairs(forbidden)] = -math.inf

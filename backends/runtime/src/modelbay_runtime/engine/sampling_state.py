@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from modelbay_runtime.engine.bad_words import BadWordWatch
 from modelbay_runtime.sampling_params import SamplingParams
 from modelbay_runtime.structured.constraint import Constraint
 
@@ -58,7 +59,7 @@ class SamplingState:
     random: np.random.Generator | None = None
     counts: TokenCounts | None = None
     end_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    bad_words: Sequence[Sequence[int]] = ()
+    bad_words: BadWordWatch | None = None
     bias_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     bias: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     constraint: Constraint | None = None
@@ -70,7 +71,7 @@ class SamplingState:
             self.params.greedy
             and self.constraint is None
             and self.counts is None
-            and not self.bad_words
+            and self.bad_words is None
             and not len(self.bias_ids)
             and len(self.output_token_ids) >= self.params.min_tokens
         )
@@ -91,27 +92,7 @@ class SamplingState:
         assert self.random is not None, "a greedy sequence draws nothing"
         return float(self.random.random())
 
-    def forbidden(self) -> list[int]:
-        """Tokens that must not come next."""
-        output = self.output_token_ids
-        ids = self.end_ids.tolist() if len(output) < self.params.min_tokens else []
-        for word in self.bad_words:
-            begun = len(word) - 1
-            if begun <= len(output) and list(output[len(output) - begun :]) == list(word[:-1]):
-                ids.append(word[-1])
-        return ids
-
-
-def encode_bad_words(bad_words: Iterable[str], encode: Callable[[str], Sequence[int]]) -> list[list[int]]:
-    """The token sequences that spell each word, at the start of a text and after a space.
-
-    Args:
-        encode: text to token ids, without special tokens.
-    """
-    words: list[list[int]] = []
-    for text in bad_words:
-        for spelling in (text, " " + text.lstrip()):
-            ids = list(encode(spelling))
-            if ids and ids not in words:
-                words.append(ids)
-    return words
+    def forbidden(self) -> Ints:
+        """Tokens that must not come next; some perhaps twice."""
+        held_off = self.end_ids if len(self.output_token_ids) < self.params.min_tokens else self.end_ids[:0]
+        return held_off if self.bad_words is None else np.concatenate([held_off, self.bad_words.forbidden()])

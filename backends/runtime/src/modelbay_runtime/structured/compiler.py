@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import UsageError
 from modelbay_runtime.structured.expressions import check_expression
+from modelbay_runtime.structured.numbers import check_numbers, inline_schemas, parse_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -99,7 +100,7 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def _json_schema(text: str) -> dict[str, Any]:
-    schema = json.loads(text)
+    schema = parse_schema(text)
     if schema is False:
         raise ValueError("false allows nothing")
     return {"json_schema": read_strictly({} if schema is True else schema)}
@@ -109,8 +110,11 @@ def read_strictly(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with the library's options for it; so it may also stand behind ``%json`` in a grammar.
 
     Raises:
-        ValueError: an object has more optional properties than the library can look at.
+        ValueError: an object has more optional properties than the library can look at, or a number is one that it
+            would enforce as another.
     """
+    for node in _nodes(schema):
+        check_numbers(node)
     objects = [node for node in _nodes(schema) if node.keys() & {"properties", "patternProperties"}]
     for node in objects:
         _check_optional(node)
@@ -159,6 +163,8 @@ def _choice(text: str) -> dict[str, Any]:
 def _grammar(text: str) -> dict[str, Any]:
     from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+    for node in _nodes(list(inline_schemas(text))):
+        check_numbers(node)
     try:
         return {"lark_grammar": any_to_lark(text)}
     except GbnfToLarkError as error:

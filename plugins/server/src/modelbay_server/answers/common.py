@@ -43,20 +43,15 @@ def pooling_usage(outputs: Iterable[Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Sent:
-    """How much of one sequence a client has been sent.
-
-    ``offset``: where the next token begins in the tokens' own texts, which may be ahead of the text: what is held back
-    until a character is whole counts here.
-    """
+    """How much of one sequence a client has been sent."""
 
     text: int = 0
     tokens: int = 0
-    offset: int = 0
     finished: bool = False
     begun: bool = False
 
     def news(self, sequence: Any) -> News:
-        """What this output adds, counted as sent from now on."""
+        """What this output adds, counted as sent from now on: all of it has to reach the client."""
         news = News(
             text=sequence.text[self.text :],
             token_ids=sequence.token_ids[self.tokens :],
@@ -80,7 +75,6 @@ class News:
     finish_reason: str | None
     stop_reason: int | str | None
 
-    @property
-    def shows(self) -> bool:
-        """Whether there is anything that a client can see."""
-        return bool(self.text) or bool(self.logprobs)
+    def shows(self, *, ids: bool) -> bool:
+        """Whether there is anything that a client can see; ``ids``: it sees token ids."""
+        return bool(self.text) or bool(self.logprobs) or (ids and bool(self.token_ids))

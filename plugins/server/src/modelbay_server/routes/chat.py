@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from modelbay_server.answers.chat import ChatAnswer
+from modelbay_server.answers.size import bounded
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.engine_loop import Item
 from modelbay_server.models import ServedModel
 from modelbay_server.schemas.chat import ChatBody, has_media, plain_messages
 from modelbay_server.state import ServerState, State
-from modelbay_server.streaming import EventStream, until_disconnect
-from modelbay_server.texts import prepare_grammar, read_chat, template_text
+from modelbay_server.streaming import EventStream, json_answer, until_disconnect
+from modelbay_server.texts import prepare, read_chat, template_text
 from modelbay_server.tool_forms import tool_form
 from modelbay_server.tool_requests import with_tools
 
@@ -26,16 +27,17 @@ router = APIRouter(route_class=JsonRoute, tags=["generate"])
 async def chat_completions(body: ChatBody, request: Request, state: State) -> Response:
     """Answer a conversation."""
     served = state.pool.require(body.model, ["generate"], "chat")
-    return await until_disconnect(request, _answer(body, served, state))
+    return await until_disconnect(request, _answer(body, served, state, len(await request.body())))
 
 
-async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Response:
+async def _answer(body: ChatBody, served: ServedModel, state: ServerState, length: int) -> Response:
+    """``length``: characters that the template may make text of, at most: also those of tools, calls and variables."""
     params = body.params(served.resolution.config.generation.get("max_new_tokens"))
     messages = plain_messages(body.messages)
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.model(served))
-        tools, params = with_tools(body, params, tool_form(state.settings.tool_call_parser, template_text(model)))
-        length = sum(len(str(message.get("content"))) for message in messages)
+        form = tool_form(state.settings.tool_call_parser, template_text(model))
+        tools, params = await state.with_text(length, partial(with_tools, body, params, form))
         read = partial(
             read_chat,
             model,
@@ -48,11 +50,13 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState) -> Re
             prefix=tools.prefix if tools else "",
         )
         prompt = await state.with_text(length, read, media=has_media(messages))
-        if params.structured_outputs is not None:
-            await state.beside(partial(prepare_grammar, model, params))
+        if params.structured_outputs is not None or params.bad_words:
+            stack.enter_context(nullcontext(await state.beside(partial(prepare, model, params))))
+        params = bounded(body, params, [prompt], model, state.settings.max_answer_entries)
         job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
         await job.admitted()
         answer = ChatAnswer(body, model, tools)
         if body.stream:
-            return EventStream(answer.pieces(job), stack.pop_all())
-        return JSONResponse(answer.whole(await job.results()))
+            return EventStream(answer.pieces(job, state.answering), stack.pop_all())
+        outputs = await job.results()
+        return await json_answer(answer.entries.in_answer(outputs), partial(answer.whole, outputs), state.answering)

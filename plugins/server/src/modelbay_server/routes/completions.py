@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from modelbay_server.answers.completions import CompletionAnswer
+from modelbay_server.answers.size import bounded
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.engine_loop import Item
 from modelbay_server.models import ServedModel
 from modelbay_server.schemas.completions import CompletionBody
 from modelbay_server.state import ServerState, State
-from modelbay_server.streaming import EventStream, until_disconnect
-from modelbay_server.texts import prepare_grammar, read_prompts
+from modelbay_server.streaming import EventStream, json_answer, until_disconnect
+from modelbay_server.texts import prepare, read_prompts
 
 router = APIRouter(route_class=JsonRoute, tags=["generate"])
 
@@ -34,13 +35,15 @@ async def _answer(body: CompletionBody, served: ServedModel, state: ServerState)
         length = sum(len(prompt) for prompt in body.prompt)
         read = partial(read_prompts, model, body.prompt, params, add_special_tokens=body.add_special_tokens)
         prompts = await state.with_text(length, read)
-        if params.structured_outputs is not None:
-            await state.beside(partial(prepare_grammar, model, params))
+        if params.structured_outputs is not None or params.bad_words:
+            stack.enter_context(nullcontext(await state.beside(partial(prepare, model, params))))
+        params = bounded(body, params, prompts, model, state.settings.max_answer_entries)
         job = stack.enter_context(
             model.loop.submit([Item(prompt, params) for prompt in prompts], stream=bool(body.stream))
         )
         await job.admitted()
         answer = CompletionAnswer(body, model)
         if body.stream:
-            return EventStream(answer.pieces(job), stack.pop_all())
-        return JSONResponse(answer.whole(await job.results()))
+            return EventStream(answer.pieces(job, state.answering), stack.pop_all())
+        outputs = await job.results()
+        return await json_answer(answer.entries.in_answer(outputs), partial(answer.whole, outputs), state.answering)

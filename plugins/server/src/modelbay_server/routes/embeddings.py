@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from modelbay_server.answers.common import new_id, now, pooling_usage
 from modelbay_server.bodies import JsonRoute
@@ -16,7 +16,7 @@ from modelbay_server.models import LoadedModel, ServedModel
 from modelbay_server.pooled import Given, pool
 from modelbay_server.schemas.pooling import EmbeddingBody
 from modelbay_server.state import ServerState, State
-from modelbay_server.streaming import until_disconnect
+from modelbay_server.streaming import json_answer, until_disconnect
 
 router = APIRouter(route_class=JsonRoute, tags=["pooling"])
 
@@ -38,12 +38,13 @@ async def _answer(body: EmbeddingBody, served: ServedModel, state: ServerState) 
         return embed_prompts(model.llm, given, params, prompt_name=body.prompt_name, prompt=None)
 
     outputs = await pool(served, state, sum(len(text) for text in body.input), prepare)
-    data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(output.embedding, body.encoding_format)}
-        for index, output in enumerate(outputs)
-    ]
-    return JSONResponse(
-        {
+
+    def answer() -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(output.embedding, body.encoding_format)}
+            for index, output in enumerate(outputs)
+        ]
+        return {
             "id": new_id("embd", body.request_id),
             "object": "list",
             "created": now(),
@@ -51,7 +52,8 @@ async def _answer(body: EmbeddingBody, served: ServedModel, state: ServerState) 
             "data": data,
             "usage": pooling_usage(outputs),
         }
-    )
+
+    return await json_answer(sum(len(output.embedding) for output in outputs), answer, state.answering)
 
 
 def _encoded(vector: Sequence[float], encoding: str) -> Any:

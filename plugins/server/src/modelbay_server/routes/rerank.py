@@ -1,4 +1,4 @@
-"""POST /rerank, /v1/rerank and /score."""
+"""POST /rerank and /score, under each of the paths that clients know them by."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _TASKS = ("classify", "embed")
 
 @router.post("/rerank")
 @router.post("/v1/rerank")
+@router.post("/v2/rerank")
 async def rerank(body: RerankBody, request: Request, state: State) -> Response:
     """Documents, the one that fits the query best first."""
     served = state.pool.require(body.model, _TASKS, "reranking")
@@ -58,6 +59,7 @@ def _text(document: Any, index: int) -> str:
 
 
 @router.post("/score")
+@router.post("/v1/score")
 async def scores(body: ScoreBody, request: Request, state: State) -> Response:
     """How well texts fit, pair by pair."""
     served = state.pool.require(body.model, _TASKS, "scoring")

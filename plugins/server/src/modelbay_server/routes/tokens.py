@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from modelbay.errors import UsageError
 from modelbay_runtime.engine.prompts import Prompt
+from modelbay_server.answers.json_text import Shaped, json_bytes
 from modelbay_server.bodies import JsonRoute
 from modelbay_server.models import LoadedModel, ServedModel
 from modelbay_server.schemas.chat import has_media, plain_messages, plain_tools
@@ -23,18 +24,25 @@ router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request, state: State) -> Response:
     """The token ids of a text, or of a conversation as the model's template renders it."""
-    return await until_disconnect(request, _tokenize(body, state.pool.find(body.model), state))
+    return await until_disconnect(
+        request, _tokenize(body, state.pool.find(body.model), state, len(await request.body()))
+    )
 
 
-async def _tokenize(body: TokenizeBody, served: ServedModel, state: ServerState) -> Response:
+async def _tokenize(body: TokenizeBody, served: ServedModel, state: ServerState, length: int) -> Response:
     async with state.model(served) as model:
-        length = len(body.prompt or "") + sum(len(str(message.content)) for message in body.messages or ())
         media = has_media(plain_messages(body.messages or ()))
-        ids = (await state.with_text(length, lambda: _prompt(body, model), media=media)).token_ids
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.llm.engine.max_model_len, "tokens": ids}
-        if body.return_token_strs:
-            answer["token_strs"] = model.tokenizer.convert_ids_to_tokens(ids)
-        return JSONResponse(answer)
+        return await state.with_text(length, lambda: _tokens(body, model), media=media)
+
+
+def _tokens(body: TokenizeBody, model: LoadedModel) -> Response:
+    ids = _prompt(body, model).token_ids
+    # Written run by run: of a long text, one list at once would hold up the event loop from here too.
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.llm.engine.max_model_len}
+    answer["tokens"] = Shaped(ids, list)
+    if body.return_token_strs:
+        answer["token_strs"] = Shaped(ids, model.tokenizer.convert_ids_to_tokens)
+    return Response(json_bytes(answer), media_type="application/json")
 
 
 def _prompt(body: TokenizeBody, model: LoadedModel) -> Prompt:

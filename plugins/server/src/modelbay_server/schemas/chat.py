@@ -6,17 +6,17 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from modelbay.errors import UsageError
 from modelbay_runtime.sampling_params import SamplingParams
-from modelbay_server.schemas.common import SamplingBody, check_total
+from modelbay_server.schemas.common import Fields, SamplingBody, check_total
 
 #: Parts of a message that are no text.
 _MEDIA = ("image_url", "input_audio", "audio_url")
 
 
-class Message(BaseModel):
+class Message(Fields):
     """One message. Fields beyond these reach the chat template as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True, hide_input_in_errors=True)
@@ -26,7 +26,7 @@ class Message(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Function(BaseModel):
+class Function(Fields):
     model_config = ConfigDict(extra="allow", strict=True)
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -34,20 +34,20 @@ class Function(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
+class Tool(Fields):
     model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["function"] = "function"
     function: Function
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Fields):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Fields):
     """The one tool that is to be called."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -56,16 +56,16 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Fields):
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
     name: str = ""
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="Any JSON object, if there is none.")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Fields):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
@@ -83,6 +83,7 @@ class ChatBody(SamplingBody):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether there may be more than one call.")
 
     add_generation_prompt: bool = True
@@ -157,7 +158,8 @@ class ChatBody(SamplingBody):
             return {"json_object": True}
         if self.response_format.json_schema is None:
             raise UsageError("response_format of type json_schema needs json_schema.")
-        return {"json": self.response_format.json_schema.schema_}
+        schema = self.response_format.json_schema.schema_
+        return {"json_object": True} if schema is None else {"json": schema}
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -178,14 +180,17 @@ def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def _plain(message: Message, position: int) -> dict[str, Any]:
-    plain = message.model_dump(exclude_unset=True)
+    given = message.model_dump(exclude_unset=True)
+    # Templates ask whether a message has calls by whether it has the field: a list without any is none.
+    plain = {name: value for name, value in given.items() if value != []}
     if isinstance(message.content, list):
-        parts = [_part(part, position) for part in message.content]
+        parts = [_part(part, message.role, position) for part in message.content]
+        plain["content"] = parts
         if all(part["type"] == "text" for part in parts):
             plain["content"] = "\n".join(part["text"] for part in parts)
     elif message.content is None:
         plain["content"] = ""
-    if message.tool_calls is not None:
+    if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call, position) for call in message.tool_calls]
     return plain
 
@@ -195,7 +200,9 @@ def has_media(messages: Sequence[dict[str, Any]]) -> bool:
     return any(isinstance(message.get("content"), list) for message in messages)
 
 
-def _part(part: dict[str, Any], position: int) -> dict[str, Any]:
+def _part(part: dict[str, Any], role: str, position: int) -> dict[str, Any]:
+    if part.get("type") == "refusal" and role == "assistant":
+        part = {"type": "text", "text": part.get("refusal")}  # to the model it is what it said
     kind, text = part.get("type"), part.get("text")
     if kind not in ("text", *_MEDIA) or (kind == "text" and not isinstance(text, str)):
         known = ", ".join(("text", *_MEDIA))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from modelbay.errors import UsageError
 from modelbay_runtime.sampling_params import SamplingParams
@@ -15,12 +24,26 @@ MAX_N = 128
 MAX_PROMPTS = 2048
 MAX_STOPS = 64
 MAX_IDS = 4096
+#: Characters of all bad_words together: an automaton of their tokens is held while the request runs.
+MAX_BAD_WORDS = 2**17
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], FailFast()]
 
 
-class Body(BaseModel):
+class Fields(BaseModel):
+    """An object in a request. A field that is null is one that was not sent: there are clients that send all they know
+    of."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if isinstance(given, dict) and any(value is None for value in given.values()):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+
+class Body(Fields):
     """A request. ``model`` is one of the names of GET /v1/models; without it the first model answers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
@@ -30,7 +53,7 @@ class Body(BaseModel):
     request_id: Annotated[str, Field(max_length=200)] | None = Field(None, description="Stands in the answer's id.")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
@@ -53,6 +76,13 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+
+
+def _bounded(words: list[str]) -> list[str]:
+    length = sum(map(len, words))
+    if length > MAX_BAD_WORDS:
+        raise ValueError(f"hold {length:,} characters, and {MAX_BAD_WORDS:,} are the most of one request")
+    return words
 
 
 _IDS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -96,7 +126,7 @@ class SamplingBody(Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_IDS)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=MAX_IDS)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_IDS), AfterValidator(_bounded)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
