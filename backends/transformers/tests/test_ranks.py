@@ -20,6 +20,7 @@ from modelbay_testing.tiny import tiny_checkpoint, tiny_tokenizer
 
 SEQUENCES = [[5, 6, 7, 8], list(range(9, 42)), list(range(100, 121))]
 TP2, TP4, PP2, EP2 = Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(tp=2, expert_parallel=True)
+TP2_PP2 = Mesh(tp=2, pp=2)
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {},
     "gemma2": {
@@ -36,6 +37,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "phi3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "olmo2": {},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "bart": {
+        "scale_embedding": True, "is_encoder_decoder": False, "decoder_layers": 2, "encoder_layers": 2,
+        "decoder_attention_heads": 4, "decoder_ffn_dim": 128,
+    },
 }  # fmt: skip
 
 
@@ -110,7 +115,22 @@ def test_x6_four_stages_and_the_layers_that_each_reads(tmp_path: Path) -> None:
 
 
 def test_d1_stages_of_ranks(tmp_path: Path) -> None:
-    check(checkpoint(tmp_path, "qwen3_moe"), Mesh(tp=2, pp=2))
+    check(checkpoint(tmp_path, "qwen3_moe"), TP2_PP2)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("model_type", ["gemma2", "opt", pytest.param("bart", marks=pytest.mark.deep)])
+def test_x6_the_table_of_tokens_on_stages_of_ranks(model_type: str, tied: bool, tmp_path: Path) -> None:
+    """Plain, or with a scale of its own: the last stage has its part for a tied head, and otherwise nothing of it."""
+    path = checkpoint(tmp_path, model_type, num_hidden_layers=2, tie_word_embeddings=tied)
+    ran = run_mesh(path, TP2_PP2, SEQUENCES, **engine(TP2_PP2))
+    expected = transformers_logits(path, [[*ids, 0] for ids in SEQUENCES])
+    for run in ran:
+        last = run.context.place.pp_rank == 1
+        if last:
+            assert worst_difference(run.logits or [], expected) <= 1e-4
+        tables = [p for name, p in run.built.module.named_parameters() if name.endswith("embed_tokens.weight")]
+        assert [len(table) for table in tables] == ([128] if tied or not last else [])
 
 
 def test_case32_kv_heads_held_by_several_ranks(tmp_path: Path) -> None:
@@ -220,3 +240,33 @@ def test_x6_a_layer_that_gets_more_than_the_one_before_gives_is_refused(
     monkeypatch.setattr(Olmo2DecoderLayer, "__call__", lambda self, x, **kwargs: call(self, x * 1.0, **kwargs))
     with pytest.raises(BackendError, match="not given what the layer before it gives"):
         build(path, PP2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_x6_a_model_that_looks_inside_its_layers_is_refused_with_the_reason(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On whichever stage: as a whole it runs, and a layer that is left out has nothing to look at."""
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2Model
+
+    xmod = tiny_checkpoint(tmp_path / "xmod", "xmod", default_language="en_XX", is_decoder=True)
+    olmo2 = checkpoint(tmp_path, "olmo2")
+    forward = Olmo2Model.forward
+
+    def looking(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        assert len(self.layers[0].mlp.down_proj.weight) == len(self.layers[1].mlp.down_proj.weight)
+        return forward(self, input_ids=input_ids, position_ids=position_ids, **kwargs)
+
+    monkeypatch.setattr(Olmo2Model, "forward", looking)
+    said = {xmod: "XmodModel looks inside its layers (XmodLayer.output)"}
+    said[olmo2] = "Olmo2Model looks inside its layers (Olmo2DecoderLayer.mlp)"
+    for path, text in said.items():
+        resolution = resolve(str(path), dtype="float32", device="cpu", **engine(PP2))
+        context = ParallelContext.apart(PP2, PP2.place(rank))
+        if path == xmod and context.place.pp_rank == 0:
+            build_model(resolution, context)  # it looks at the first layer, which is here
+            continue
+        with pytest.raises(BackendError) as error:
+            build_model(resolution, context)
+        assert text in error.value.message
+        assert "none of them can be left out: no stages" in error.value.message

@@ -10,6 +10,7 @@ A native model is an ``nn.Module`` with
   ``draft(hidden, input_ids, positions, step) -> hidden``: from what the model made of each position and the token that
   follows it, what predicts the one after that, [R, H] -> [R, H]; ``draft_logits(hidden) -> [R, V]``
 * ``max_positions: int`` (optional): how many tokens it has positions for, where that is fewer than the config says
+* ``refused_tokens: Mapping[int, str]`` (optional): token ids that no prompt may have, each with the reason
 
 Legend: T tokens, H hidden size, V vocabulary, R rows.
 """

@@ -16,6 +16,7 @@ from modelbay.trace import Trace
 from modelbay_runtime.api import BuildContext, KVSpec
 from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers import dispatch
+from modelbay_transformers.agreement import check_agreement
 from modelbay_transformers.attention import ServedAttention, StepHolder
 from modelbay_transformers.backbones import keep_dtypes
 from modelbay_transformers.classes import ModelClasses
@@ -113,6 +114,7 @@ def _probed(model: Unwrapped, resolution: Resolution, build: BuildContext) -> tu
     with PoolerWatch(model.base) as pooler:
         found = probe(model.base, layer_count=resolution.config.num_layers, longest=build.max_model_len)
     _check_causality(found, resolution)
+    check_agreement(model.base, found.attention, resolution.config, build.max_model_len, resolution.trace)
     spec = resolution.pooling
     if model.classes.head is not None and spec is not None and spec.num_labels is not None:
         check_head(model.outer, model.prefix, pooler.found, found.hidden_size, spec.num_labels)

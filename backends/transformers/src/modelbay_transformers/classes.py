@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from modelbay.config import ModelConfig
+from modelbay.config.classes import without_refused_nulls
 from modelbay.errors import BackendError
 from modelbay.resolve import Resolution
 from modelbay_transformers.language import media_classes, takes_media
@@ -46,23 +51,34 @@ def find_classes(resolution: Resolution) -> ModelClasses:
         head = _transformers_head(resolution)
     if head is not None and not isinstance(config, head.config_class):
         inner = config.get_text_config()  # a composite config whose language model is a class of its own
-        config = inner if isinstance(inner, head.config_class) else config
-    base = _transformers_base(config) or head
+        if isinstance(inner, head.config_class):
+            config = inner
+        else:
+            head = _listed_head(resolution.task, config) or head
+    base = _transformers_base(config, resolution.architecture) or head
     if base is None:
         raise BackendError(f"Transformers has no base model for model_type {resolution.config.model_type!r}.")
     return ModelClasses(config, base, head, "Transformers")
 
 
 def own_config(config: ModelConfig) -> Any:
-    """A Transformers config object that belongs to one instance: the attention implementation is set on it."""
+    """A Transformers config object that belongs to one instance: the attention implementation is set on it.
+
+    Its class is the one that Transformers' AutoConfig chooses, which is not always the one listed for the model type.
+    """
     from transformers import PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if isinstance(config.hf, PretrainedConfig):
+    raw = {key: value for key, value in config.raw.items() if key not in ("quantization_config", "auto_map")}
+    listed = chosen = None
+    if config.model_type in CONFIG_MAPPING:
+        listed = CONFIG_MAPPING[config.model_type]
+        chosen = _chosen_by_auto_config(raw, listed)
+    if isinstance(config.hf, PretrainedConfig) and (type(config.hf) is not listed or chosen is listed):
         found = copy.deepcopy(config.hf)
-    elif config.model_type in CONFIG_MAPPING:
-        raw = {key: value for key, value in config.raw.items() if key != "quantization_config"}
-        found = CONFIG_MAPPING[config.model_type].from_dict(copy.deepcopy(raw))
+    elif chosen is not None:
+        values = without_refused_nulls(chosen, copy.deepcopy(raw))
+        found = chosen.from_dict({**values, "model_type": chosen.model_type})
     else:
         raise BackendError(f"Transformers has no config class for model_type {config.model_type!r}.")
     if hasattr(found, "quantization_config"):
@@ -70,13 +86,35 @@ def own_config(config: ModelConfig) -> Any:
     return found
 
 
-def _transformers_base(config: Any) -> type | None:
+def _chosen_by_auto_config(raw: Mapping[str, Any], listed: Any) -> Any:
+    """The class that AutoConfig makes of a config, by rules of its own (a Mistral with layer types is a Ministral).
+
+    AutoConfig reads files and nothing else, so it is given one.
+    """
+    from transformers import AutoConfig
+
+    values = {**without_refused_nulls(listed, raw), "model_type": listed.model_type}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(values, default=str), encoding="utf-8")
+        return type(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+
+def _transformers_base(config: Any, architecture: str) -> type | None:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     if type(config) not in MODEL_MAPPING:
         return None
     found = MODEL_MAPPING[type(config)]
-    return found[0] if isinstance(found, (tuple, list)) else found
+    listed = found if isinstance(found, (tuple, list)) else (found,)
+    return next((model for model in listed if model.__name__ == architecture), listed[0])
+
+
+def _listed_head(task: str, config: Any) -> Any:
+    """The class with a head that Transformers lists for this config, whatever the checkpoint calls its own."""
+    from transformers.models.auto import modeling_auto as auto
+
+    mapping = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING if task == "classify" else auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    return mapping.get(type(config), None)
 
 
 def _transformers_media_class(resolution: Resolution) -> Any:

@@ -18,7 +18,7 @@ from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.layers.embedding import Head
 from modelbay_transformers.attention import StepHolder
 from modelbay_transformers.base_output import BaseOutput
-from modelbay_transformers.positions import give_positions, numbered
+from modelbay_transformers.positions import PaddedNumbering, give_positions, numbered
 from modelbay_transformers.probe_run import fixed_arguments
 from modelbay_transformers.stages import PipelineStage
 
@@ -27,8 +27,13 @@ class TransformersModel(nn.Module):
     """A base model: hidden states.
 
     Args:
-        position_offset: what this model adds to a position (RoBERTa counts from its padding index on).
+        numbering: how this model numbers its tokens, where it does not count them all (RoBERTa leaves out padding).
+
+    Attributes:
+        refused_tokens: ids that no prompt may have, with the reason.
     """
+
+    refused_tokens: Mapping[int, str]
 
     #: Rows of the model's position table, if it has one.
     max_positions: int | None = None
@@ -36,24 +41,30 @@ class TransformersModel(nn.Module):
     stage: PipelineStage | None = None
 
     def __init__(
-        self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *, position_offset: int = 0
+        self,
+        base: nn.Module,
+        kv_specs: Mapping[int, KVSpec],
+        holder: StepHolder,
+        *,
+        numbering: PaddedNumbering | None = None,
     ) -> None:
         super().__init__()
         self._modules.update(base._modules)
         self._parameters.update(base._parameters)
         self._buffers.update(base._buffers)
         self._non_persistent_buffers_set = base._non_persistent_buffers_set
-        self._set_up(base, kv_specs, holder, position_offset)
+        self._set_up(base, kv_specs, holder, numbering)
 
     def _set_up(
-        self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, position_offset: int
+        self, base: nn.Module, kv_specs: Mapping[int, KVSpec], holder: StepHolder, numbering: PaddedNumbering | None
     ) -> None:
         # In a tuple, so that torch does not count its parameters a second time under another name.
         self._base = (base,)
         self._takes_types = "token_type_ids" in inspect.signature(base.forward).parameters
         self._kv_specs = dict(kv_specs)
         self._holder = holder
-        self._offset = position_offset
+        self._numbering = numbering
+        self.refused_tokens = {} if numbering is None or numbering.whole else {numbering.padding_idx: _counted(base)}
         self._fixed = fixed_arguments(base)
 
     @property
@@ -73,7 +84,7 @@ class TransformersModel(nn.Module):
         A later stage of a pipeline takes what the one before it returned as ``inputs_embeds``.
         """
         self._holder.current = step
-        positions = positions + self._offset if self._offset else positions
+        positions = positions if self._numbering is None else self._numbering(positions, input_ids)
         positions = positions[None] if positions.ndim == 1 else positions[:, None]
         inputs: dict[str, Any] = give_positions(self.base, positions)
         if self.stage is not None and not self.stage.is_first:
@@ -108,6 +119,11 @@ class TransformersModel(nn.Module):
         return self._kv_specs
 
 
+def _counted(base: nn.Module) -> str:
+    """Why a prompt may have no padding in it."""
+    return f"is padding, which {type(base).__name__} leaves out when it numbers tokens; none of it is counted here"
+
+
 class TransformersForCausalLM(TransformersModel):
     """A language model whose logits are computed by Transformers' own class, so that whatever it does to them (scaling,
     soft-cap, a bias, a projection) is done: its base is replaced by one that hands over the hidden states.
@@ -124,7 +140,7 @@ class TransformersForCausalLM(TransformersModel):
         self._modules.update(head._modules)
         self._parameters.update(head._parameters)
         self._buffers.update(head._buffers)
-        self._set_up(base, kv_specs, holder, kwargs.get("position_offset", 0))
+        self._set_up(base, kv_specs, holder, kwargs.get("numbering"))
         head._modules[prefix] = self._hand_over = HandOver()
         self._head = (head,)
         del self._modules["_hand_over"]
@@ -151,7 +167,7 @@ class TransformersWithHead(TransformersModel):
         self.model = base
         self.lm_head = head
         self._scale, self._softcap = scale, softcap
-        self._set_up(base, kv_specs, holder, kwargs.get("position_offset", 0))
+        self._set_up(base, kv_specs, holder, kwargs.get("numbering"))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, H] -> [R, V]."""

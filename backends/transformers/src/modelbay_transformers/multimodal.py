@@ -29,6 +29,7 @@ from modelbay_transformers.language import head_of, language_configs, media_kind
 from modelbay_transformers.masks import origin
 from modelbay_transformers.media import PREFIX_TYPES
 from modelbay_transformers.model import TransformersModel
+from modelbay_transformers.positions import PaddedNumbering
 from modelbay_transformers.probe_run import attention_of
 from modelbay_transformers.refusals import MEDIA_REFUSED
 
@@ -47,13 +48,13 @@ class TransformersForConditionalGeneration(TransformersModel):
 
     def __init__(
         self, outer: nn.Module, path: str, kv_specs: Mapping[int, KVSpec], holder: StepHolder, *,
-        position_offset: int = 0,
+        numbering: PaddedNumbering | None = None,
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
         # The very same: what is loaded into this module is loaded into that one.
         self._modules, self._parameters, self._buffers = outer._modules, outer._parameters, outer._buffers
         self._non_persistent_buffers_set = outer._non_persistent_buffers_set
-        self._set_up(outer.get_submodule(path), kv_specs, holder, position_offset)
+        self._set_up(outer.get_submodule(path), kv_specs, holder, numbering)
         self._outer = (outer,)
         self._gate = Gate(self.base)
         self._configs = language_configs(outer, path)

@@ -2,8 +2,8 @@
 
 Decoders of the BART kind take no positions, and pass ``position_ids`` to one of their children: there ours take the
 place of theirs. Others call ``torch.arange`` in the middle of a layer: the probe sees on which line, and on that line
-they get our positions. That no other part of the model numbers tokens is for the probe to see. A few count from their
-padding index on.
+they get our positions. That no other part of the model numbers tokens is for the probe to see. A few number only what
+is no padding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from modelbay.errors import EngineError
 _GIVER = "_modelbay_positions"
 _ARRIVES = "_modelbay_takes_positions"
 _PLACES = "_modelbay_numbering"
+#: What Transformers calls the rule that numbers tokens which are no padding.
+_RULE = "create_position_ids_from_input_ids"
 #: A line of code: file and number.
 Place = tuple[str, int]
 _NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -105,21 +108,50 @@ class _Numbering(TorchFunctionMode):
         return self.positions.to(output.dtype)
 
 
-def position_offset(base: nn.Module) -> int:
-    """RoBERTa and its descendants number positions from the padding index on."""
+@dataclass(frozen=True, slots=True)
+class PaddedNumbering:
+    """RoBERTa and its descendants number the tokens that are no padding, from the padding index on, and give padding
+    that index itself.
+
+    Args:
+        whole: every step has its sequences from their first token on. Where that is not so, ids with padding among them
+            cannot be numbered.
+    """
+
+    padding_idx: int
+    whole: bool
+
+    def __call__(self, positions: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
+        """[T] positions of all tokens and their [T] ids -> [T] positions as the model numbers them."""
+        if input_ids is None:
+            return positions + self.padding_idx + 1
+        padding = input_ids == self.padding_idx
+        if self.whole:
+            counted = padding.cumsum(0)
+            start = (torch.arange(len(positions), device=positions.device) - positions).clamp_min(0)
+            positions = positions - (counted - (counted - padding.long())[start])
+        return (positions + self.padding_idx + 1).masked_fill(padding, self.padding_idx)
+
+
+def padded_numbering(base: nn.Module, *, whole: bool) -> PaddedNumbering | None:
+    """How ``base`` numbers its tokens, if it is so."""
     module = _numbers_from_padding(base)
-    return int(module.padding_idx) + 1 if module else 0
+    return PaddedNumbering(int(module.padding_idx), whole) if module is not None else None
 
 
 def position_room(base: nn.Module) -> int | None:
     """How many tokens such a model has positions for: its table begins with rows that no token gets."""
     module = _numbers_from_padding(base)
     table = getattr(module, "position_embeddings", None)
-    return table.num_embeddings - position_offset(base) if isinstance(table, nn.Embedding) else None
+    return table.num_embeddings - int(module.padding_idx) - 1 if isinstance(table, nn.Embedding) else None
 
 
 def _numbers_from_padding(base: nn.Module) -> Any:
+    """The module that makes positions of ids, by a method or, where it has a table of them, by a function beside it."""
     for module in base.modules():
-        if hasattr(module, "create_position_ids_from_input_ids") and getattr(module, "padding_idx", None) is not None:
+        if getattr(module, "padding_idx", None) is None:
+            continue
+        has_table = isinstance(getattr(module, "position_embeddings", None), nn.Embedding)
+        if hasattr(module, _RULE) or (has_table and hasattr(inspect.getmodule(type(module)), _RULE)):
             return module
     return None

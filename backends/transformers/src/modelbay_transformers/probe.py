@@ -42,7 +42,7 @@ _WITHOUT_MEANING = {
 #: Those that the runtime's attention applies.
 _APPLIED = {"scaling", "sliding_window", "softcap", "s_aux", "indices"}
 #: Masks are looked at up to this length.
-_LONGEST = 1 << 17
+LONGEST = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Recorder:
         return v.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
-def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = _LONGEST) -> ProbeResult:
+def probe(base: nn.Module, *, layer_count: int | None = None, longest: int = LONGEST) -> ProbeResult:
     """Run ``base`` (parameters on meta, buffers real) and read off its attention.
 
     Args:
@@ -237,7 +237,7 @@ def _read_masks(
     Args:
         run: the calls of a run over so many tokens, for masks that look at the tokens themselves.
     """
-    length = max(TOKENS, min(longest, _LONGEST))
+    length = max(TOKENS, min(longest, LONGEST))
     try:
         return _read_masks_of(calls, names, length)
     except IndexError:

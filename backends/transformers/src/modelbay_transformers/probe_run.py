@@ -49,11 +49,13 @@ class NeedsValues(Exception):
     """The model's code asks for values that are not there."""
 
 
-def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, first: int = 0) -> Seen:
+def run_on_meta(
+    base: nn.Module, tokens: int = TOKENS, *, values: bool = False, first: int = 0, stride: int = 1
+) -> Seen:
     """One forward over ``tokens`` tokens.
 
     Args:
-        first: the position of the first token.
+        first, stride: the position of the first token, and from each to the next.
         values: parameters are all one small number instead of none.
 
     Raises:
@@ -62,7 +64,7 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, 
     """
     try:
         with one_number(base) if values else nullcontext():
-            return _run(base, tokens, first)
+            return _run(base, tokens, first, stride)
     except (BackendError, OwnNumbering):
         raise
     except Exception as error:
@@ -72,10 +74,10 @@ def run_on_meta(base: nn.Module, tokens: int = TOKENS, *, values: bool = False, 
         raise BackendError(f"{type(base).__name__} cannot be run on token ids and positions alone: {text}") from error
 
 
-def _run(base: nn.Module, tokens: int, first: int) -> Seen:
+def _run(base: nn.Module, tokens: int, first: int, stride: int) -> Seen:
     accepted = accepted_arguments(base)
     ids = torch.arange(3, 3 + tokens)[None]
-    positions = mark_given(torch.arange(first, first + tokens)[None])
+    positions = mark_given(torch.arange(first, first + tokens * stride, stride)[None])
     inputs = {"input_ids": ids, **give_positions(base, positions), **fixed_arguments(base)}
     where = _Where(base)
     spread = MetaSpreads(tokens, where.name, positions, numbering_places(base), guard=tokens == TOKENS)

@@ -90,11 +90,13 @@ class AnyEmbedding(Embedding):
 
 
 def looked_up_table(build: BuildContext, outer: Any, base: Any) -> nn.Embedding | None:
-    """The table of tokens, if it is to be split: the model's code only looks tokens up in it. Before anything is
-    replaced."""
+    """The table of tokens, if it is to be split: it is on this stage, and the model's code only looks tokens up in it.
+    Before anything is replaced."""
     table = token_table(outer, base)
-    weight = getattr(table, "weight", None)
-    if build.parallel.tp.size == 1 or not isinstance(table, nn.Embedding) or weight is None:
+    if build.parallel.tp.size == 1 or not isinstance(table, nn.Embedding):
+        return None
+    weight = table._parameters.get("weight")  # of a table that another stage has, an attribute is left
+    if weight is None:
         return None
     if held_besides(outer, weight, table, outer.get_output_embeddings()):
         return None
@@ -162,6 +164,8 @@ def _split_vocabulary(build: BuildContext, model: nn.Module, name: str) -> None:
     old._parameters["weight"] = parameter((shard.size + shard.pad, old.embedding_dim), build.dtype)
     old.shards = {"weight": shard}
     old.padding_idx = None  # of training alone, and no row of this rank
+    if "forward" in old.__dict__:
+        return  # here too: it looks nothing up
     look_up = old.forward
 
     def forward(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -145,8 +145,36 @@ def _read_output(name: str, output: Any) -> tuple[torch.Tensor, tuple[Any, ...] 
     raise BackendError(f"{name} gives {type(output).__name__}, not hidden states: no stages.")
 
 
-def check_independence(base: nn.Module, own: Sequence[nn.Module], absent: Sequence[nn.Module]) -> None:
+def check_runs_in_part(base: nn.Module, left_out: Sequence[nn.Module]) -> torch.Tensor:
+    """Run what is left, which ran when it was whole: what it gives.
+
+    Raises:
+        BackendError: its code reads more of a layer that was left out than that layer's attributes.
+    """
+    try:
+        return _run(base)
+    except BackendError as error:
+        cause = error.__cause__
+        name = type(base).__name__
+        if isinstance(cause, AttributeError) and any(cause.obj is layer for layer in left_out):
+            raise BackendError(
+                f"{name} looks inside its layers ({type(cause.obj).__name__}.{cause.name}) to compute something else, "
+                "so none of them can be left out: no stages."
+            ) from error
+        raise BackendError(
+            f"{name} does not run without what other stages hold, though it does as a whole: no stages "
+            f"({error.message})."
+        ) from error
+
+
+def check_independence(
+    base: nn.Module, own: Sequence[nn.Module], absent: Sequence[nn.Module], left_out: Sequence[nn.Module]
+) -> None:
     """Nothing that reaches this stage's layers, or comes out, is made of token ids or of what was left out.
+
+    Args:
+        own, left_out: this stage's layers and all others.
+        absent: other modules that are not on this stage.
 
     Raises:
         BackendError: something is.
@@ -172,7 +200,7 @@ def check_independence(base: nn.Module, own: Sequence[nn.Module], absent: Sequen
     hooks += [module.register_forward_hook(mark_output) for module in absent]
     try:
         with _Follow():
-            hidden = _run(base)
+            hidden = check_runs_in_part(base, left_out)
     finally:
         for hook in hooks:
             hook.remove()

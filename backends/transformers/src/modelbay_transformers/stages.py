@@ -33,7 +33,7 @@ from modelbay_runtime.parallel.context import ParallelContext
 from modelbay_transformers.base_output import BaseOutput
 from modelbay_transformers.probe import ProbeResult
 from modelbay_transformers.probe_run import SMALL, TOKENS
-from modelbay_transformers.stage_watch import LayerCall, check_independence, watch_layers
+from modelbay_transformers.stage_watch import LayerCall, check_independence, check_runs_in_part, watch_layers
 from modelbay_transformers.surgery import held_besides, module_name, token_table
 
 
@@ -152,8 +152,11 @@ def build_stage(
             _empty(tables[child], device)
             absent.append(child)
         _end_early(base)
-    if not parallel.is_first_stage:
-        check_independence(base, [layers[index] for index in own], [tables[child] for child in absent])
+    left_out = [layer for index, layer in enumerate(layers) if index not in own]
+    if parallel.is_first_stage:
+        check_runs_in_part(base, left_out)
+    else:
+        check_independence(base, [layers[index] for index in own], [tables[child] for child in absent], left_out)
     source = "inferred: the list of layers that attend" if places is None else "plan"
     trace.decide("plan", "stage", f"{name} {own.start} to {own.stop - 1} of {len(layers)}", source)
     trace.decide("plan", "on other stages", ", ".join(absent) or "nothing besides layers", source)

@@ -11,7 +11,7 @@ from torch import nn
 from modelbay.config import ModelConfig
 from modelbay.resolve import Resolution
 from modelbay.weights.matching import ANOTHER_STAGE
-from modelbay_runtime.api import BuildContext, KVSpec
+from modelbay_runtime.api import BuildContext, KVSpec, NoKV
 from modelbay_runtime.layers.absent import Absent
 from modelbay_runtime.layers.embedding import Head
 from modelbay_runtime.parallel.context import ParallelContext
@@ -20,7 +20,7 @@ from modelbay_transformers.classes import ModelClasses
 from modelbay_transformers.heads import TransformersForSequenceClassification
 from modelbay_transformers.model import TransformersForCausalLM, TransformersModel, TransformersWithHead
 from modelbay_transformers.multimodal import TransformersForConditionalGeneration
-from modelbay_transformers.positions import position_offset
+from modelbay_transformers.positions import padded_numbering
 from modelbay_transformers.sliced import split_embedding
 from modelbay_transformers.stages import leave_out_head
 from modelbay_transformers.surgery import module_name, replace_head
@@ -56,21 +56,21 @@ def wrap(
     elif prefix and resolution.task != "classify":
         _replace_head(outer, resolution.config, build, table)
     split_embedding(build, outer, table)
-    offset = position_offset(base)
+    numbering = padded_numbering(base, whole=all(isinstance(spec, NoKV) for spec in kv_specs.values()))
     if not prefix and resolution.task != "generate":
-        return TransformersModel(base, kv_specs, holder, position_offset=offset)
+        return TransformersModel(base, kv_specs, holder, numbering=numbering)
     if not prefix:
         head = _own_head(base, resolution.config, build, table)
         scale, softcap = logit_factors(resolution.config)
-        return TransformersWithHead(base, head, scale, kv_specs, holder, softcap, position_offset=offset)
+        return TransformersWithHead(base, head, scale, kv_specs, holder, softcap, numbering=numbering)
     if build.parallel.is_last_stage and resolution.task == "classify":
-        return TransformersForSequenceClassification(outer, prefix, kv_specs, holder, position_offset=offset)
+        return TransformersForSequenceClassification(outer, prefix, kv_specs, holder, numbering=numbering)
     if build.parallel.is_last_stage and model.classes.media:
-        around = TransformersForConditionalGeneration(outer, prefix, kv_specs, holder, position_offset=offset)
+        around = TransformersForConditionalGeneration(outer, prefix, kv_specs, holder, numbering=numbering)
         reads = ", ".join(("text", *around.media_kinds))
         resolution.trace.decide("build", "reads", reads, around.media_refusal or f"{type(outer).__name__}.forward")
         return around
-    return TransformersForCausalLM(outer, prefix, kv_specs, holder, position_offset=offset)
+    return TransformersForCausalLM(outer, prefix, kv_specs, holder, numbering=numbering)
 
 
 def _own_head(base: Any, config: ModelConfig, build: BuildContext, table: nn.Embedding | None) -> Head | Absent:

@@ -75,6 +75,9 @@ _INDEXER = {
     "indexer_compress_ratio": 4,
 }  # fmt: skip
 
+#: The class reads the share, and the config has the number beside it.
+_HALF_TURNS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+
 #: What no rule by name can know: sizes that depend on one another in one family.
 _FAMILIES: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -108,6 +111,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     # Chunks as long as a sequence may be: what is served of it.
     "llama4_text": {"attention_chunk_size": 512},
     "llama4": {"text_config": {"attention_chunk_size": 512}},
+    "minimax_m3_vl_text": _HALF_TURNS,
+    "minimax_m3_vl": {"text_config": _HALF_TURNS},
     "mobilebert": {"intra_bottleneck_size": HIDDEN},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},

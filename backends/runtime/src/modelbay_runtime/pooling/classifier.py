@@ -112,6 +112,8 @@ def as_pooling_model(module: nn.Module, resolution: Resolution, build: BuildCont
         found.checkpoint_transforms += (Ignore(r"^score\.", NOT_FOR_EMBEDDING, unless_known=True),)
     if hasattr(module, "max_positions"):
         found.max_positions = module.max_positions
+    if hasattr(module, "refused_tokens"):
+        found.refused_tokens = module.refused_tokens
     resolution.trace.decide("build", "head", "score" if score is not None else "none", f"conversion to {task}")
     return found
 
