@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from modelbay.errors import ModelNotFoundError, NotAModelError, SourceError
 
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 
+#: A link may lead to anything, a disk with millions of files too. What of it belongs to a model are so many files and
+#: folders at most, and no folder is deeper: modules, templates and code are two or three deep.
+_MOST_FILES, _MOST_FOLDERS, _DEEPEST = 10_000, 1_000, 4
+
 
 def list_directory(root: Path, file_suffixes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Files below ``root``, "/"-separated and sorted. Hidden folders (``.git``) and caches are left out.
+    """Files below ``root``, "/"-separated and sorted. Hidden folders (``.git``) and caches are left out; links to
+    folders are followed.
 
     A directory that cannot be a model is not walked: listing a home directory to refuse it would take minutes.
     """
@@ -27,13 +34,54 @@ def list_directory(root: Path, file_suffixes: Sequence[str] = ()) -> tuple[str, 
     one_down = [entry.relative_to(root).as_posix() for entry in root.glob("[!.]*/*") if entry.name.endswith(suffixes)]
     if "config.json" not in top and not any(name.endswith(suffixes) for name in top) and not one_down:
         return tuple(sorted(top))
-    names = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        names += [
-            path.relative_to(root).as_posix() for path in (Path(folder) / name for name in files) if not _is_pipe(path)
-        ]
-    return tuple(sorted(names))
+    return tuple(sorted(path.relative_to(root).as_posix() for path in _walk(root)))
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Files below ``root``, also through links to folders: of what a link leads to, no more than a model has there."""
+    linked: list[Path] = []
+    for place, folders, files in os.walk(root):
+        folder = Path(place)
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        linked += [folder / name for name in folders if (folder / name).is_symlink()]
+        yield from (path for path in (folder / name for name in files) if not _is_pipe(path))
+    for link in sorted(linked):
+        yield from itertools.islice(_behind(link), _MOST_FILES)
+
+
+def _behind(link: Path) -> Iterator[Path]:
+    """Files of the folder that a link leads to, nearest first.
+
+    A folder that lies around the one where it is found is not entered, so that a circle of links ends.
+    """
+    waiting: deque[tuple[Path, tuple[Path, ...]]] = deque([(link, (link.parent.resolve(),))])
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            return
+        folder, around = waiting.popleft()
+        real = folder.resolve()
+        if any(outer.is_relative_to(real) for outer in around):
+            continue
+        for entry in _entries(folder):
+            path = Path(entry.path)
+            if not path.is_dir():
+                if not _is_pipe(path):
+                    yield path
+            elif not _is_hidden(entry.name) and len(around) < _DEEPEST and len(waiting) < _MOST_FOLDERS:
+                waiting.append((path, (*around, real)))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """In order. As `os.walk` has it, a folder that may not be read is empty."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(itertools.islice(found, _MOST_FILES), key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelbay import lock_file
 from modelbay.args import EngineArgs
+from modelbay.config.dtype import BACKBONE
 from modelbay.errors import LockError, SourceError, UsageError
 from modelbay.small_files import read_text
 
@@ -43,7 +44,7 @@ _PINNED = (
 _CONFIG_FILES = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "video_preprocessor_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
-    "*.index.json", "[0-9]_*/*",
+    "*.index.json",
 )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ class Lock:
         args, files = resolution.args, resolution.files
         tokenizer = _tokenizer_files(resolution)
         weights, load_format = _weights(resolution)
-        own = set(weights) | set(_config_files(files))
+        own = set(weights) | set(_config_files(resolution))
         if tokenizer is files:
             own |= set(_tokenizer_names(files))
         other = None if tokenizer is files else _entry(tokenizer, _tokenizer_names(tokenizer), args.tokenizer)
@@ -116,15 +117,7 @@ class Lock:
                 "args": {
                     name: _plain(getattr(args, name)) for name in _PINNED if getattr(args, name) != _default(name)
                 },
-                "resolution": {
-                    "architecture": resolution.architecture,
-                    "served_by": resolution.arch.name if resolution.arch else None,
-                    "task": resolution.task,
-                    "backend": resolution.backend,
-                    "load_format": load_format,
-                    "dtype": resolution.config.dtype,
-                    "max_model_len": resolution.config.max_model_len,
-                },
+                "resolution": _resolved(resolution, load_format),
                 "versions": _versions(),
                 "plugins": _distributions(resolution.plugins),
             }
@@ -172,6 +165,24 @@ def read_lock(path: str) -> Lock:
 # -- what is used
 
 
+def _resolved(resolution: Resolution, load_format: str) -> dict[str, Any]:
+    from modelbay.config.generation import is_elsewhere
+
+    config, args = resolution.config, resolution.args
+    found: dict[str, Any] = {
+        "architecture": resolution.architecture,
+        "served_by": resolution.arch.name if resolution.arch else None,
+        "task": resolution.task,
+        "backend": resolution.backend,
+        "load_format": load_format,
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_len,
+    }
+    if is_elsewhere(args.generation_config):
+        found["generation_config"] = json.dumps([_plain(config.generation), list(config.eos_token_ids)], sort_keys=True)
+    return found
+
+
 def _tokenizer_files(resolution: Resolution) -> ModelFiles:
     from modelbay.tokenizer.load import tokenizer_files
 
@@ -180,13 +191,21 @@ def _tokenizer_files(resolution: Resolution) -> ModelFiles:
 
 
 def _tokenizer_names(files: ModelFiles) -> list[str]:
-    from modelbay.tokenizer.hf import COMPANION_FILES, VOCABULARY_FILES
+    from modelbay.tokenizer.hf import tokenizer_names
 
-    return [files.entry] if files.entry else list(files.match(*VOCABULARY_FILES, *COMPANION_FILES))
+    return [files.entry] if files.entry else list(tokenizer_names(files))
 
 
-def _config_files(files: ModelFiles) -> tuple[str, ...]:
-    return () if files.entry else files.match(*_CONFIG_FILES)
+def _config_files(resolution: Resolution) -> list[str]:
+    """Configs, and of a model that pools what its modules are made of, down to weights."""
+    from modelbay.pooling.modules import module_folders
+
+    files = resolution.files
+    if files.entry:
+        return []
+    folders = () if resolution.pooling is None else module_folders(files)
+    inside = [name for name in files.names if name.startswith(tuple(f"{folder}/" for folder in folders))]
+    return [*files.match(*_CONFIG_FILES), *inside]
 
 
 def _weights(resolution: Resolution) -> tuple[tuple[str, ...], str]:
@@ -290,13 +309,28 @@ def _repositories(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
         yield f"code of the {entry['of']}{' in ' + entry['repository'] if entry['repository'] else ''}", entry
 
 
+#: Arguments that are there to decide something, and what they decide: another one that comes to the same is the same.
+_DECIDES = {
+    "runner": "task", "convert": "task", "model_impl": "backend", "load_format": "load_format", "dtype": "dtype",
+    "max_model_len": "max_model_len",
+}  # fmt: skip
+
+
+def _same_decision(name: str, locked: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether what an argument decides is as it was. A dtype for each backbone is more than the one that is noted."""
+    decided = _DECIDES.get(name)
+    if decided is None or BACKBONE in (locked["args"].get(name), now["args"].get(name)):
+        return False
+    return locked["resolution"].get(decided) == now["resolution"].get(decided)
+
+
 def _differences(locked: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Everything that differs, in words, what explains the rest first."""
     for section, what in (("versions", ""), ("plugins", "plugin "), ("args", "argument "), ("resolution", "")):
         for name in {**locked[section], **now[section]}:
             unsaid = _default(name) if section == "args" and name in _PINNED else None
             before, here = locked[section].get(name, unsaid), now[section].get(name, unsaid)
-            if before != here:
+            if before != here and not (section == "args" and _same_decision(name, locked, now)):
                 yield f"{what}{name}: locked {_said(before)}, here {_said(here)}"
     before, here = dict(_repositories(locked)), dict(_repositories(now))
     for role in {**before, **here}:

@@ -123,6 +123,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelbay.source.find_files", find_files)
     monkeypatch.setattr("modelbay.config.load_config", lambda *arguments: config)
     monkeypatch.setattr("modelbay.tokenizer.load_tokenizer", lambda *arguments: None)
+    monkeypatch.setattr("modelbay.weights.choose.choose_format", lambda *arguments: None)
 
 
 # -- lists

@@ -18,7 +18,7 @@ import torch
 
 from modelbay import resolve
 from modelbay.cli.main import run
-from modelbay.errors import LockError, RevisionNotFoundError, UsageError
+from modelbay.errors import LockError, RevisionNotFoundError, UsageError, WeightsError
 from modelbay.hookspecs import hookimpl
 from modelbay.lock import _PINNED, Lock
 from modelbay.specs import ArchSpec, BackendSpec
@@ -256,6 +256,110 @@ def test_code_is_locked_where_it_is_trusted(hub: LocalHub, tmp_path: Path, ask: 
     assert run(["trust", "add", "org/model", "--code-revision", second]) == 0
     with pytest.raises(LockError, match=rf"code of the model in org/code: commit locked {first}, here {second}"):
         ask("org/model", trust_remote_code=True, locked=lock, code_revision=second)
+
+
+def pooling(*paths: str) -> dict[str, str | bytes]:
+    """A checkpoint that sentence-transformers wrote: the root, a pooling, and dense layers in the folders named."""
+    first, *rest = paths
+    kinds = {"": "models.Transformer", first: "models.Pooling", **dict.fromkeys(rest, "models.Dense")}
+    modules = [{"type": f"sentence_transformers.{kind}", "path": path} for path, kind in kinds.items()]
+    return {
+        **MODEL, "modules.json": json.dumps(modules), f"{first}/config.json": '{"pooling_mode_mean_tokens": true}',
+        **{f"{path}/config.json": '{"in_features": 16, "out_features": 4}' for path in rest},
+        **{f"{path}/model.safetensors": b"dense" for path in rest},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["1_Pooling", "pooling", "modules/pooling"])
+@pytest.mark.parametrize("dense", ["2_Dense", "dense/a"])
+def test_p1_the_folders_that_modules_json_names_are_locked(
+    tmp_path: Path, ask: Callable[..., Any], folder: str, dense: str
+) -> None:
+    content = {**pooling(folder, dense), "3_Unused/config.json": "{}"}
+    model = write(tmp_path / "model", content)
+    resolution = ask(model)
+    assert resolution.task == "embed"
+    lock = locked(resolution, tmp_path / "modelbay.lock")
+    inside = {f"{folder}/config.json", f"{dense}/config.json", f"{dense}/model.safetensors"}
+    assert json.loads(Path(lock).read_text())["model"]["files"].keys() == {*USED, "modules.json", *inside}
+    for name in sorted(inside):
+        write(model, {name: content[name] + (b" " if isinstance(content[name], bytes) else " ")})  # type: ignore[operator]
+        with pytest.raises(LockError, match=rf"model file {name} has another content"):
+            ask(model, locked=lock)
+        write(model, {name: content[name]})
+    ask(model, locked=lock)
+
+
+def test_p1_a_pooling_config_without_modules_json_is_locked(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    model = write(tmp_path / "model", {**MODEL, "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}'})
+    lock = locked(ask(model, runner="pooling", convert="embed"), tmp_path / "modelbay.lock")
+    write(model, {"1_Pooling/config.json": '{"pooling_mode_max_tokens": true}'})
+    with pytest.raises(LockError, match=r"model file 1_Pooling/config\.json has another content"):
+        ask(model, locked=lock)
+
+
+@pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab-src.json", "entity_vocab.json", "bpe.codes"])
+def test_files_of_less_common_tokenizers_are_locked(tmp_path: Path, ask: Callable[..., Any], name: str) -> None:
+    model = write(tmp_path / "model", {**MODEL, name: "one"})
+    lock = locked(ask(model), tmp_path / "modelbay.lock")
+    write(model, {name: "two"})
+    with pytest.raises(LockError, match=rf"model file {name} has another content"):
+        ask(model, locked=lock)
+
+
+def test_whatever_a_tokenizer_of_the_repository_may_read_is_locked(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    said = json.dumps({"auto_map": {"AutoTokenizer": ["tok.Tok", None]}})
+    model = write(tmp_path / "model", {**MODEL, "tokenizer_config.json": said, "own.voc": "one"})
+    lock = locked(ask(model), tmp_path / "modelbay.lock")
+    assert json.loads(Path(lock).read_text())["model"]["files"].keys() == {*USED, "own.voc"}
+    write(model, {"own.voc": "two"})
+    with pytest.raises(LockError, match=r"model file own\.voc has another content"):
+        ask(model, locked=lock)
+
+
+def test_c10_a_generation_config_elsewhere_is_locked_by_what_it_says(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    model = write(tmp_path / "model", MODEL)
+    other = write(tmp_path / "other", {"generation_config.json": '{"temperature": 0.5}'})
+    lock = locked(ask(model, generation_config=str(other)), tmp_path / "modelbay.lock")
+    assert ask(model, locked=lock).config.generation == {"temperature": 0.5}
+    write(other, {"generation_config.json": '{"temperature": 0.7}'})
+    with pytest.raises(LockError, match=r"generation_config: locked .*0\.5.*, here .*0\.7"):
+        ask(model, locked=lock)
+
+
+@pytest.mark.parametrize("load_format", ["pt", "safetensors"])
+def test_w1_a_lock_without_weights_is_not_written(tmp_path: Path, ask: Callable[..., Any], load_format: str) -> None:
+    files = {name: content for name, content in MODEL.items() if ".safetensors" not in name}
+    model = write(tmp_path / "model", {**files, **(MODEL if load_format == "pt" else {"pytorch_model.bin": b"x"})})
+    with pytest.raises(WeightsError, match=f"load_format='{load_format}' was asked for"):
+        Lock.of(ask(model, load_format=load_format))
+    Lock.of(ask(model, load_format="dummy"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"runner": "pooling"}, {"convert": "embed"}, {"runner": "pooling", "convert": "embed"},
+        {"load_format": "safetensors"}, {"model_impl": "native"}, {"dtype": "float32"}, {"max_model_len": 32},
+    ],
+)  # fmt: skip
+def test_an_argument_that_decides_what_was_decided_anyway_is_no_difference(
+    tmp_path: Path, ask: Callable[..., Any], said: dict[str, Any]
+) -> None:
+    """`lock` then `embed`, which says what it is for."""
+    model = write(tmp_path / "model", pooling("1_Pooling"))
+    plain, full = (tmp_path / name for name in ("plain.lock", "full.lock"))
+    ask(model, locked=locked(ask(model), plain), **said)
+    ask(model, locked=locked(ask(model, **said), full))
+
+
+def test_an_argument_that_decides_something_else_is_named_first(tmp_path: Path, ask: Callable[..., Any]) -> None:
+    model = write(tmp_path / "model", MODEL)
+    lock = locked(ask(model), tmp_path / "modelbay.lock")
+    with pytest.raises(LockError, match=r"argument convert: locked auto, here embed; .*task: locked generate, here e"):
+        ask(model, locked=lock, convert="embed")
+    with pytest.raises(LockError, match="argument dtype: locked auto, here backbone"):
+        ask(model, locked=lock, dtype="backbone")
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"format": 7}', '{"format": 1, "model": {}}'])

@@ -166,6 +166,56 @@ def test_s1_a_broken_link_says_where_it_points(tmp_path: Path) -> None:
         find(tmp_path / "link")
 
 
+def test_s1_folders_that_are_links_are_listed(model_dir: Path, tmp_path: Path) -> None:
+    shutil.move(model_dir / "1_Pooling", tmp_path / "pooling")
+    (tmp_path / "pooling/deep/er").mkdir(parents=True)
+    (tmp_path / "pooling/deep/er/x.json").write_text("{}")
+    (tmp_path / "pooling/__pycache__").mkdir()
+    (tmp_path / "pooling/__pycache__/x.pyc").write_text("")
+    (tmp_path / "pooling/.git").mkdir()
+    (tmp_path / "pooling/.git/x").write_text("")
+    os.mkfifo(tmp_path / "pooling/pipe")
+    (model_dir / "1_Pooling").symlink_to("../pooling")
+    (model_dir / "original/again").symlink_to(tmp_path / "pooling")
+    (model_dir / "alone").symlink_to("alone")
+    (model_dir / ".hidden").symlink_to(tmp_path / "pooling")
+    inside = ["1_Pooling/config.json", "1_Pooling/deep/er/x.json"]
+    again = [name.replace("1_Pooling", "original/again") for name in inside]
+    files = find(model_dir)
+    assert [name for name in files.names if "/" in name] == [*inside, *again, "original/model.safetensors"]
+    assert files.read_json("1_Pooling/config.json") == {"model_type": "llama"}
+
+
+def test_s1_circles_of_links_end(model_dir: Path, tmp_path: Path) -> None:
+    """To the model, to what lies around it, and between folders that are not below each other."""
+    before = find(model_dir).names
+    for name, target in (("self", "."), ("up", ".."), ("root", "/"), ("original/up", model_dir)):
+        (model_dir / name).symlink_to(target)
+    assert find(model_dir).names == before
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "to").symlink_to(tmp_path / other)
+        (tmp_path / name / "config.json").write_text(name)
+    (model_dir / "a").symlink_to(tmp_path / "a")
+    assert {"a/config.json", "a/to/config.json"} == {*find(model_dir).names} - {*before}
+
+
+def test_s1_of_what_a_link_leads_to_no_more_is_listed_than_a_model_has(model_dir: Path, tmp_path: Path) -> None:
+    """Nearest first, so what a model has is among it."""
+    before = len(find(model_dir).names)
+    deep = tmp_path / "disk"
+    for level in range(7):
+        deep.mkdir()
+        for number in range(2000):
+            (deep / f"{number:04}").touch()
+        (deep / "zz.json").touch()
+        deep = deep / f"level{level}"
+    (model_dir / "disk").symlink_to(tmp_path / "disk")
+    names = find(model_dir).names
+    assert "disk/zz.json" in names
+    assert 2000 < len(names) - before <= 10_000
+
+
 def test_s1_an_empty_reference_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="empty"):
         find("  ")

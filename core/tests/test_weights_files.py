@@ -101,6 +101,41 @@ class TestSelection:
             torch.save({"x": torch.ones(1)}, tmp_path / name)
         assert PyTorchBin().select(files_of(tmp_path)) == ("pytorch_model.bin",)
 
+    @pytest.mark.parametrize(
+        ("names", "chosen"),
+        [
+            (("model.fp16", "model", "model.non_ema"), ("model",)),
+            (
+                ("model-00001-of-00002", "model-00002-of-00002", "model.fp16-00001-of-00002", "model-00001-of-00002.x"),
+                ("model-00001-of-00002", "model-00002-of-00002"),
+            ),
+            (("model.fp16",), ("model.fp16",)),
+            (("a", "b"), ("a", "b")),
+            (("model", "model-00001-of-00001"), ("model-00001-of-00001", "model")),
+        ],
+        ids=["variant", "variants of shards", "variant alone", "no standard name", "two of the standard names"],
+    )
+    def test_w2_standard_names_come_before_what_lies_beside_them(self, tmp_path, names, chosen):
+        for name in names:
+            save_file({"x": torch.ones(1)}, tmp_path / f"{name}.safetensors")
+            torch.save({"x": torch.ones(1)}, tmp_path / f"{name.replace('model', 'pytorch_model', 1)}.bin")
+        assert Safetensors().select(files_of(tmp_path)) == tuple(f"{name}.safetensors" for name in chosen)
+        assert PyTorchBin().select(files_of(tmp_path)) == tuple(
+            f"{name.replace('model', 'pytorch_model', 1)}.bin" for name in chosen
+        )
+
+    @pytest.mark.parametrize("suffix", ["pt", "pth", "bin"])
+    @pytest.mark.parametrize("main", ["model", "weights"])
+    def test_w2_what_a_trainer_goes_on_from_is_no_weights(self, tmp_path, suffix, main):
+        trained = "trainer_state training_state training_args optimizer optim optimizer_0 optim_states lr_scheduler "
+        trained += "scheduler scaler grad_scaler sampler rng_state_1 recipe_state train_state "
+        trained += "bf16_zero_pp_rank_0_mp_rank_00_optim_states"
+        for name in (main, *trained.split()):
+            torch.save({"x": 1} if name != main else {"x": torch.ones(1)}, tmp_path / f"{name}.{suffix}")
+        assert PyTorchBin().select(files_of(tmp_path)) == (f"{main}.{suffix}",)
+        with opened(PyTorchBin, tmp_path) as source:
+            assert list(source.entries()) == ["x"]
+
     def test_w2_a_single_file_reference(self, tmp_path):
         shards(tmp_path, 2)
         assert Safetensors().select(files_of(tmp_path, "model-2.safetensors")) == ("model-2.safetensors",)
@@ -127,10 +162,47 @@ class TestChoice:
 
     def test_w1_explicit_safetensors_never_falls_back(self, tmp_path):
         torch.save({"t1": torch.ones(3)}, tmp_path / "pytorch_model.bin")
-        spec, format = choose_format("safetensors", files_of(tmp_path), load_plugins([]), Trace())
-        assert spec.name == "safetensors"
-        with pytest.raises(WeightsError, match=r"no \.safetensors files"):
-            format.open(files_of(tmp_path), None, ARGS)
+        with pytest.raises(WeightsError, match=r"no \.safetensors weight files; found pytorch_model\.bin"):
+            choose_format("safetensors", files_of(tmp_path), load_plugins([]), Trace())
+
+    def test_w1_a_named_format_without_files_is_an_error_and_dummy_needs_none(self, tmp_path):
+        shards(tmp_path, 1)
+        with pytest.raises(
+            WeightsError, match=r"load_format='pt' was asked for, .* no \.bin, \.pt or \.pth weight files"
+        ):
+            self.choose(tmp_path, "pt")
+        assert self.choose(tmp_path, "dummy")[0] == "dummy"
+
+    @pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
+    def test_w2_a_whole_checkpoint_beside_an_index_is_a_warning_that_names_it(self, tmp_path, whole):
+        """Transformers reads the file; here the index decides."""
+        stem, _, suffix = whole.partition(".")
+        for name in (whole, f"{stem}-00001-of-00001.{suffix}"):
+            (tmp_path / name).touch()
+        index(tmp_path, f"{whole}.index.json", {"t": f"{stem}-00001-of-00001.{suffix}"})
+        _, trace = self.choose(tmp_path)
+        [warning] = trace.warnings()
+        assert (warning.stage, warning.source) == ("weights", f"{whole}.index.json")
+        assert [item.option for item in warning.rejected] == [whole]
+
+    def test_w2_a_whole_checkpoint_that_the_index_names_is_none(self, tmp_path):
+        shards(tmp_path, 2)
+        (tmp_path / "model.safetensors").touch()
+        index(tmp_path, "model.safetensors.index.json", {"t": "model.safetensors", "t1": "model-1.safetensors"})
+        _, trace = self.choose(tmp_path)
+        assert trace.warnings() == []
+        assert [item.option for item in trace.find("files").rejected] == ["model-2.safetensors"]
+
+    def test_w2_a_variant_that_is_left_aside_is_in_the_trace(self, tmp_path):
+        for name in ("model.safetensors", "model.fp16.safetensors", "optimizer.safetensors"):
+            (tmp_path / name).touch()
+        _, trace = self.choose(tmp_path)
+        assert [item.option for item in trace.find("files", "weights").rejected] == ["model.fp16.safetensors"]
+        assert trace.warnings() == []
+
+    def test_w2_nothing_is_said_where_nothing_is_left_aside(self, tmp_path):
+        shards(tmp_path, 2)
+        assert self.choose(tmp_path)[1].find("files", "weights") is None
 
     def test_w1_nothing_there(self, tmp_path):
         (tmp_path / "config.json").write_text("{}")

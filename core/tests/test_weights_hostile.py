@@ -20,11 +20,12 @@ from modelbay.weights.index import check_index, select_files, weight_map
 from modelbay.weights.matching import Expected, match_names
 from modelbay.weights.names import make_pieces
 from modelbay.weights.pieces import Piece
+from modelbay.weights.safetensors import NAMES
 from modelbay.weights.transforms import Stack
 
 MILLION = 1_000_000
 CPU_SECONDS, MEMORY = 120, 3 * 2**30
-INDEXES = ("model.safetensors.index.json",)
+INDEXES = NAMES.indexes
 OUTSIDE = ["../w.safetensors", "/etc/passwd", "a/../../b", "..", "C:\\x", "a\0b"]
 
 #: Runs in a process of its own, in bounds: what takes the square of a million never ends there.
@@ -37,15 +38,15 @@ from modelbay.weights.header import read_header
 from modelbay.weights.index import check_index, select_files
 from modelbay.weights.matching import Expected, match_names
 from modelbay.weights.pieces import Piece
+from modelbay.weights.safetensors import NAMES
 
 what, root = sys.argv[1], Path(sys.argv[2])
-INDEXES = ("model.safetensors.index.json",)
 names = tuple(path.name for path in root.iterdir())
 files = ModelFiles(str(root), "local", root, names)
 try:
     if what == "index":
-        print(len(select_files(files, indexes=INDEXES, patterns=("*.safetensors",))))
-        check_index(files, INDEXES, {})
+        print(len(select_files(files, NAMES)))
+        check_index(files, NAMES.indexes, {})
     elif what == "header":
         print(len(read_header(root / "model.safetensors")))
     else:
@@ -168,7 +169,7 @@ def test_w2_no_name_in_an_index_leads_out_of_the_model(tmp_path_factory: pytest.
     (root / "w.safetensors").write_bytes(b"")
     files = write_index(root, {"weight_map": {"t": name}})
     try:
-        [selected] = select_files(files, indexes=INDEXES, patterns=("*.safetensors",))
+        [selected] = select_files(files, NAMES)
         check_index(files, INDEXES, {"t": selected})
     except WeightsError:
         return
@@ -187,7 +188,7 @@ def test_w2_flipped_bytes_in_an_index_end_in_our_error_or_in_none(
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     (root / INDEXES[0]).write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
     try:
-        selected = select_files(files_of(root), indexes=INDEXES, patterns=("*.safetensors",))
+        selected = select_files(files_of(root), NAMES)
     except (WeightsError, ConfigError):
         return
     assert set(selected) <= {"w.safetensors", *files_of(root).names}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from modelbay import LLM
+from modelbay import LLM, SamplingParams
 from modelbay.cli.main import run
 from modelbay.errors import ModelbayError
 from modelbay_runtime.check import check_model
@@ -118,6 +118,63 @@ def test_what_is_missing_is_named_by_kind(
     assert caught.value.message == verdict["missing"][0]["message"]
 
 
+@pytest.mark.parametrize("load_format", ["pt", "gguf"])
+def test_w1_a_named_format_without_files_is_a_no(
+    model: Path, load_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = check_model(str(model), {**SMALL, "load_format": load_format})
+    assert (kinds(report), report.exit_code) == (["file"], 1)
+    with pytest.raises(ModelbayError) as caught:
+        LLM(str(model), **SMALL, load_format=load_format)
+    assert caught.value.message == report.missing[0].message  # type: ignore[attr-defined]
+    assert run(["explain", str(model), "--device", "cpu", "--load-format", load_format]) == 0
+    assert f"! weights: cannot be loaded  [{report.missing[0].message}" in capsys.readouterr().out
+    assert check_model(str(model), {**SMALL, "load_format": "dummy"}).runs
+
+
+def test_w2_an_index_that_decides_against_a_whole_checkpoint_is_a_warning_of_check_explain_and_a_start(
+    model: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other numbers in the file that Transformers would read: what runs is what the index names."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(model / "model.safetensors")
+    save_file(state, model / "model-00001-of-00001.safetensors")
+    mapping = dict.fromkeys(state, "model-00001-of-00001.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
+    save_file({name: value.flip(0).contiguous() for name, value in state.items()}, model / "model.safetensors")
+    said = "files: model-00001-of-00001.safetensors, not model.safetensors"
+    report = check_model(str(model), SMALL)
+    assert report.runs
+    assert [one.rejected[0].option for one in report.trace.warnings()] == ["model.safetensors"]
+    assert run(["explain", str(model), "--device", "cpu"]) == 0
+    assert f"! {said}" in capsys.readouterr().out
+    with LLM(str(model), **SMALL, dtype="float32", kernels="torch") as llm:
+        found = llm.engine.model.state_dict()["model.norm.weight"]
+        assert found.equal(state["model.norm.weight"].float())
+    assert [message for message in caplog.messages if message.startswith(said)]
+
+
+@pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_p": 2}, {"max_new_tokens": 0}, {"top_k": 1.5}])
+def test_c10_a_default_that_no_request_could_ask_for_is_a_no(model: Path, values: dict[str, Any]) -> None:
+    (model / "generation_config.json").write_text(json.dumps(values))
+    report = check_model(str(model), SMALL)
+    assert (kinds(report), report.exit_code) == (["config"], 1)
+    with LLM(str(model), **SMALL) as llm, pytest.raises(ModelbayError) as caught:
+        llm.generate("x")
+    assert caught.value.message == report.missing[0].message  # type: ignore[attr-defined]
+    assert check_model(str(model), {**SMALL, "generation_config": "modelbay"}).runs
+    assert check_model(str(model), {**SMALL, "runner": "pooling", "convert": "embed"}).runs, "nothing is sampled"
+
+
+def test_c10_do_sample_false_alone_is_greedy(model: Path) -> None:
+    (model / "generation_config.json").write_text('{"do_sample": false, "top_k": 50}')
+    with LLM(str(model), **SMALL, seed=1) as llm:
+        plain = llm.generate("the dog")[0].outputs[0].token_ids
+        greedy = llm.generate("the dog", SamplingParams(temperature=0))[0].outputs[0].token_ids
+    assert plain == greedy
+
+
 def test_several_things_are_said_at_once(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     (model / "model.safetensors").unlink()
@@ -155,7 +212,7 @@ def test_the_command_says_yes_in_words_and_by_its_exit_code(model: Path, capsys:
     assert out.startswith(f"{model}: yes, it runs here\n")
     assert "  backend: native (LlamaForCausalLM, modelbay-llama 0.1.0), to generate\n" in out
     assert " in bfloat16 on cpu\n" in out
-    assert "tensor parallel sizes that divide: 1, 2" in out
+    assert "  tensor parallel sizes: 1, 2, 4 (2 copies of each KV head)\n" in out
     (model / "tokenizer.json").unlink()
     assert run(["check", str(model), "--device", "cpu"]) == 1
     assert f"{model}: no, it does not run here\n  missing file: " in capsys.readouterr().out

@@ -11,7 +11,7 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import StyledLine, print_json, print_lines
-from modelbay.errors import ModelbayError
+from modelbay.errors import ConfigError, ModelbayError, SourceError, WeightsError
 from modelbay.resolve import Resolution, engine_args, resolve_args
 from modelbay.settings import load_settings
 from modelbay.specs import load_target
@@ -39,6 +39,7 @@ def command(ctx: click.Context, model: str, as_json: bool, no_build: bool, **opt
         if not no_build:
             with interrupts_wait():
                 _tokenizer(resolution)
+                _weights(resolution)
                 dry_run(resolution)
     except Exception as error:  # shown after the trace so far, then raised again
         failure = error
@@ -66,6 +67,17 @@ def _tokenizer(resolution: Resolution) -> None:
         load_tokenizer(resolution.files, resolution.config, resolution.plugins, args, trace)
     except (ModelbayError, ImportError) as error:
         trace.warn("tokenizer", "tokenizer", "cannot be loaded", str(error))
+
+
+def _weights(resolution: Resolution) -> None:
+    """Decide which files would be read. That there are none is said, and ends no explanation."""
+    from modelbay.weights.choose import choose_format
+
+    args, trace = resolution.args, resolution.trace
+    try:
+        choose_format(args.load_format, resolution.files, resolution.plugins, trace)
+    except (WeightsError, ConfigError, SourceError) as error:
+        trace.warn("weights", "weights", "cannot be loaded", str(error))
 
 
 def _undecided(trace: Trace) -> list[str]:

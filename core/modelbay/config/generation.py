@@ -74,12 +74,19 @@ def default_generation(files: ModelFiles, choice: str, trace: Trace) -> tuple[di
         return {}, stop, stop_source
     sampling = {key: values[key] for key in SAMPLING_KEYS if values.get(key) is not None}
     greedy = ""
-    if values.get("do_sample") is False and sampling.get("temperature"):
-        sampling["temperature"] = 0.0  # greedy, as Transformers reads it
+    if values.get("do_sample") is False:
+        # Greedy, as Transformers reads it, whatever else stands there. Where do_sample is absent nothing is decided: a
+        # request samples as if there were no file.
+        sampling["temperature"] = 0.0
         greedy = "; temperature derived: do_sample is false"
     trace.decide("config", "default sampling", sampling, source + greedy if values else f"no {GENERATION_FILE}")
     _warn_of_the_rest(values, source, trace)
     return sampling, stop, stop_source
+
+
+def is_elsewhere(choice: str) -> bool:
+    """Whether the argument ``generation_config`` names a place that is not the model's."""
+    return choice not in ("auto", "modelbay")
 
 
 def _warn_of_the_rest(values: Mapping[str, Any], source: str, trace: Trace) -> None:
@@ -128,7 +135,7 @@ def token_ids(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _read(files: ModelFiles, choice: str) -> tuple[Mapping[str, Any], str]:
-    if choice in ("auto", "modelbay"):
+    if not is_elsewhere(choice):
         return files.read_json(GENERATION_FILE) or {}, GENERATION_FILE
     path = Path(choice).expanduser()
     path = path / GENERATION_FILE if path.is_dir() else path

@@ -53,6 +53,7 @@ class SentenceModules:
         include_prompt: whether the tokens of a prompt that was put before a text are pooled too.
         prompts: name -> text to put before. max_length: in tokens. lower_case: whether texts are lower-cased first.
         as_messages: whether texts are put into the chat template first.
+        made_for: the library's class that saved it: "SentenceTransformer" where the files do not say.
     """
 
     modes: tuple[str, ...] | None = None
@@ -66,6 +67,7 @@ class SentenceModules:
     lower_case: bool = False
     as_messages: bool = False
     activation: str | None = None
+    made_for: str = "SentenceTransformer"
     source: str = ""
 
 
@@ -73,6 +75,12 @@ def pooling_module(files: ModelFiles) -> str | None:
     """The type of the module that says how hidden states are pooled, which makes it a checkpoint that embeds."""
     types = (entry["type"] for entry in _listed(files))
     return next((kind for kind in types if "Pooling" in kind.rpartition(".")[2]), None)
+
+
+def module_folders(files: ModelFiles) -> tuple[str, ...]:
+    """The folders that `read_modules` looks into; without a ``modules.json`` that of a pooling config alone."""
+    entries = _listed(files)
+    return tuple(entry["path"] for entry in entries if entry["path"]) if entries else (DEFAULT_POOLING,)
 
 
 def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
@@ -100,6 +108,7 @@ def read_modules(files: ModelFiles, *, trusted: bool) -> SentenceModules:
         lower_case=transformer.lower_case,
         as_messages=transformer.as_messages,
         activation=sentence.get("activation_fn"),
+        made_for=sentence.get("model_type") or "SentenceTransformer",
         source=where if config is not None else MODULES if entries else "",
     )
 

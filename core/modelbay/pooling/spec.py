@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from modelbay.errors import ConfigError, UsageError
-from modelbay.pooling.modules import MODULES, SentenceModules, Stage, read_modules
+from modelbay.pooling.modules import MODULES, SENTENCE, SentenceModules, Stage, read_modules
 from modelbay.pooling.names import MODES as _MODES
 from modelbay.pooling.names import SCORE_ACTIVATIONS, activation_name
 from modelbay.pooling.values import positive
@@ -31,6 +32,7 @@ _PROBLEMS = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
+_RERANKER = "CrossEncoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,10 @@ def check_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
             raise UsageError(f"pooler_config has no {key!r}.", hint=hint)
         if key in ("normalize", "use_activation") and not isinstance(value, bool):
             raise UsageError(f"pooler_config: {key} must be true or false, got {value!r}.")
-        if key == "dimensions" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise UsageError(f"pooler_config: dimensions must be a positive integer, got {value!r}.")
+        if key == "dimensions":
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"pooler_config: dimensions must be a positive integer, got {value!r}.")
+            values = {**values, key: int(value)}
         if key == "pooling_type":
             values = {**values, key: _choice(value, key, MODES)}
         if key == "activation":
@@ -157,14 +161,17 @@ def _embedding(modules: SentenceModules, given: dict[str, Any], config: ModelCon
     if stages:
         trace.decide("architectures", "after pooling", [f"{s.kind} ({s.folder})" for s in stages], MODULES)
     trace.decide("architectures", "normalize", normalize, source)
+    # Another kind of model's prompts are not for texts alone: the library drops them too where it makes an embedder of
+    # a cross-encoder.
+    has_prompts = modules.made_for != _RERANKER
     spec = PoolingSpec(
         modes=modes,
         stages=stages,
         normalize=normalize,
         dimensions=given.get("dimensions"),
         include_prompt=modules.include_prompt,
-        prompts=modules.prompts,
-        default_prompt=modules.default_prompt,
+        prompts=modules.prompts if has_prompts else {},
+        default_prompt=_default_prompt(modules, trace) if has_prompts else None,
         lower_case=modules.lower_case,
         as_messages=modules.as_messages,
     )
@@ -200,16 +207,25 @@ def _classifier(modules: SentenceModules, given: dict[str, Any], config: ModelCo
     assert score is not None
     trace.decide("architectures", "activation", activation, source)
     pad = config.get("pad_token_id")
+    # As the library has it: without modules.json none of its other files is read.
+    has_prompts = modules.listed and modules.made_for == _RERANKER
     return PoolingSpec(
         activation=activation,
         score_activation=score,
         num_labels=labels,
         pad_token_id=pad if isinstance(pad, int) else None,
-        prompts=modules.prompts,
-        default_prompt=modules.default_prompt,
-        lower_case=modules.lower_case,
+        prompts=modules.prompts if has_prompts else {},
+        default_prompt=_default_prompt(modules, trace) if has_prompts else None,
+        lower_case=modules.lower_case and modules.listed,
         as_messages=modules.as_messages,
     )
+
+
+def _default_prompt(modules: SentenceModules, trace: Trace) -> str | None:
+    name = modules.default_prompt
+    if name is not None:
+        trace.decide("architectures", "default prompt", f"{name}: {modules.prompts[name]!r}", SENTENCE)
+    return name
 
 
 def _declared(modules: SentenceModules, config: ModelConfig) -> tuple[str | None, str]:

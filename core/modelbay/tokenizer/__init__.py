@@ -9,7 +9,7 @@ from modelbay.tokenizer.bounded import (
     parts_of_pair,
 )
 from modelbay.tokenizer.cached import cached
-from modelbay.tokenizer.chat import check_text, encode_chat, encode_prompt, render_chat
+from modelbay.tokenizer.chat import check_text, encode_chat, encode_prompt, extra_bos, render_chat, template_text
 from modelbay.tokenizer.fastokens import load_fastokens
 from modelbay.tokenizer.hf import load_hf, load_slow
 from modelbay.tokenizer.ids import check_token_ids, stop_token_ids
@@ -25,6 +25,7 @@ __all__ = [
     "encode_chat",
     "encode_end",
     "encode_prompt",
+    "extra_bos",
     "is_long",
     "load_fastokens",
     "load_hf",
@@ -33,4 +34,5 @@ __all__ = [
     "parts_of_pair",
     "render_chat",
     "stop_token_ids",
+    "template_text",
 ]

@@ -13,6 +13,7 @@ return types. Two things change:
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -120,6 +121,23 @@ class CachedTokenizer:
         engine = self.__dict__.get(ORIGINAL_ENGINE, self._tokenizer)  # type: ignore[attr-defined]
         return find_cuts(engine, self._modelbay_vocab(), self.added_tokens_decoder.values())  # type: ignore[attr-defined]
 
+    @property
+    def lowering(self) -> Any:
+        """A copy that lower-cases texts, but for the special tokens in them, before all else that it does to them; None
+        of a tokenizer without a Rust engine.
+
+        As sentence-transformers does it (``do_lower_case``): character by character, once special tokens were found.
+        """
+        return self._modelbay_value("lowering", self._modelbay_lowering)
+
+    def _modelbay_lowering(self) -> Any:
+        if not self.is_fast:  # type: ignore[attr-defined]
+            return None
+        engine = copy.deepcopy(self.__dict__.get(ORIGINAL_ENGINE, self._tokenizer))  # type: ignore[attr-defined]
+        _lower_first(engine)
+        values = {name: value for name, value in self.__dict__.items() if name not in (_STATE, ORIGINAL_ENGINE)}
+        return _restore(_plain_class(type(self)), {**values, "_tokenizer": engine})
+
     def _modelbay_vocab(self) -> dict[str, int]:
         return self._modelbay_value("vocab", lambda: super(CachedTokenizer, self).get_vocab())  # type: ignore[misc]
 
@@ -209,6 +227,18 @@ def _on_engine(tokenizer: Any, engine: Any) -> Any:
     view.__dict__.update(tokenizer.__dict__)
     view.__dict__["_tokenizer"] = engine
     return view
+
+
+def _lower_first(engine: Any) -> None:
+    """The normaliser is made by the engine's own class of its description: the Rust package is not imported here."""
+    own = None if engine.normalizer is None else json.loads(engine.normalizer.__getstate__())
+    parts = [] if own is None else own["normalizers"] if own["type"] == "Sequence" else [own]
+    if any(part["type"] == "Lowercase" for part in parts):
+        return
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    description = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+    engine.normalizer = type(engine).from_str(json.dumps(description)).normalizer
 
 
 def _needs_settings(tokenizer: Any, kwargs: dict[str, Any]) -> bool:

@@ -80,6 +80,20 @@ def render_chat(
     return encode_chat(tokenizer, text) if tokenize else text
 
 
+def template_text(tokenizer: Any, chat_template: str | None = None) -> str:
+    """The template that `render_chat` would use; all of them, where the tokenizer has several and none is named.
+
+    Raises:
+        TokenizerError, UsageError: there is none, or it cannot be read.
+    """
+    named = _template(tokenizer, chat_template)
+    found = tokenizer.chat_template if named is None else named
+    own = getattr(tokenizer, "chat_template", None)
+    if named is not None and isinstance(own, Mapping):
+        found = own.get(named, named)
+    return "\n".join(map(str, found.values())) if isinstance(found, Mapping) else str(found)
+
+
 def encode_chat(tokenizer: Any, text: str, *, at_most: int | None = None, last: int | None = None) -> list[int]:
     """The ids of a rendered conversation. The template writes the special tokens; a BOS it forgot is added.
 
@@ -137,14 +151,19 @@ def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
         ) from error
 
 
-def _one_bos(tokenizer: Any, ids: list[int]) -> list[int]:
+def extra_bos(tokenizer: Any, ids: list[int]) -> int:
+    """How many ids at the beginning are a BOS before another, where the tokenizer puts one before every text."""
     if not tokenizer.adds_bos:
-        return ids
+        return 0
     bos = tokenizer.bos_token_id
     extra = 0
     while len(ids) > extra + 1 and ids[extra] == bos and ids[extra + 1] == bos:
         extra += 1
-    return ids[extra:]
+    return extra
+
+
+def _one_bos(tokenizer: Any, ids: list[int]) -> list[int]:
+    return ids[extra_bos(tokenizer, ids) :]
 
 
 def _check_messages(messages: Any) -> None:

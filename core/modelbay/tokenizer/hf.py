@@ -13,15 +13,22 @@ if TYPE_CHECKING:
     from modelbay.source import ModelFiles
     from modelbay.trace import Trace
 
-#: Files that hold a vocabulary: without one of them there is no tokenizer.
+#: Files that hold a vocabulary: without one of them there is no tokenizer. Together with the companions they are what
+#: the classes of Transformers name in ``vocab_files_names``, and what it looks for besides.
 VOCABULARY_FILES = (
     "tokenizer.json",
-    "tokenizer.model",
+    "tokenizer.*.json",  # for a version of Transformers
     "*.tiktoken",
     "*.model",
+    "*.model.*",
+    "*.tokenizer",
+    "*.spm",
     "vocab.json",
     "vocab.txt",
-    "tekken.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "byte_maps.json",
+    "*tekken*.json",
 )
 #: What else a tokenizer may read. config.json names its class where tokenizer_config.json does not.
 COMPANION_FILES = (
@@ -29,12 +36,35 @@ COMPANION_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "merges.txt",
+    "bpe.codes",
+    "dict.txt",
+    "emoji.json",
+    "entity_vocab.json",
+    "normalizer.json",
+    "target_vocab.json",
+    "word_pronunciation.json",
+    "word_shape.json",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
     "config.json",
 )
 CONFIG_FILE = "tokenizer_config.json"
+#: What no tokenizer reads, whatever its code.
+_OTHER_FILES = (
+    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.index.json",
+    "*.md", "*.py", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.pdf", "*.ipynb", "LICENSE*", ".*",
+)  # fmt: skip
+
+
+def tokenizer_names(files: ModelFiles) -> tuple[str, ...]:
+    """The files that a tokenizer is made of. Which ones code in the repository reads is not known before it runs: all
+    in the root folder that it may."""
+    known = files.match(*VOCABULARY_FILES, *COMPANION_FILES)
+    if not files.has(CONFIG_FILE) or _remote(files) is None:
+        return known
+    others = set(files.match(*_OTHER_FILES))
+    return (*known, *(name for name in files.names if "/" not in name and name not in others and name not in known))
 
 
 def has_tokenizer(files: ModelFiles) -> bool:
@@ -123,6 +153,8 @@ def _load_remote(reference: str, files: ModelFiles, args: EngineArgs, trace: Tra
         trace=trace,
     )
     trace.decide("tokenizer", "code", reference, f"auto_map of {files.reference}")
+    named = getattr(cls, "vocab_files_names", None)
+    files.fetch(name for name in (named.values() if isinstance(named, dict) else ()) if files.has(name))
     try:
         with contained(f"the tokenizer class {cls.__name__} of {files.reference}"):
             return cls.from_pretrained(str(files.root), local_files_only=True)

@@ -49,7 +49,10 @@ class WeightSource(Protocol):
 
 
 class LoadFormat(Protocol):
-    """What a `LoadFormatSpec.target` must be: a class without constructor arguments."""
+    """What a `LoadFormatSpec.target` must be: a class without constructor arguments.
+
+    It may have a method ``trace_files(files, selected, trace)`` too, which says what of ``files`` is left aside.
+    """
 
     def select(self, files: ModelFiles) -> tuple[str, ...]:
         """The files this format would read, relative names, from the listing alone; empty if there are none.

@@ -1,53 +1,99 @@
-"""Which files a checkpoint consists of: the index decides; without one, every shard in the root folder."""
+"""Which files a checkpoint consists of: the index decides; without one, those of the standard names in the root
+folder; without those, every file there that ends like weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from modelbay.errors import WeightsError
+from modelbay.trace import Rejected, Trace
 
 if TYPE_CHECKING:
     from modelbay.source import ModelFiles
 
 E = TypeVar("E")
 
-#: Files that end like weights and are not this model's weights: copies in another layout, adapters, trainer state.
+#: Files that end like weights and are not this model's weights: copies in another layout, adapters, and what a
+#: trainer writes to go on from (Transformers, accelerate, DeepSpeed, torchtune).
 NOT_WEIGHTS = (
     "consolidated*",
     "adapter_*",
-    "training_args*",
-    "optimizer*",
+    "training_*",
+    "trainer_*",
+    "train_state*",
+    "recipe_state*",
+    "optim*",
+    "*_optim_states*",
     "scheduler*",
+    "lr_scheduler*",
     "scaler*",
+    "grad_scaler*",
+    "sampler*",
+    "dl_state_dict*",
     "rng_state*",
+    "random_states*",
     "tokenizer*",
 )
+#: The numbers of a shard, as every writer of shards has them.
+SHARD = f"-{'[0-9]' * 5}-of-{'[0-9]' * 5}"
 
 
-def select_files(files: ModelFiles, *, indexes: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The weight files of one format, relative names, sorted.
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """By which names one format's files go.
 
     Args:
         indexes: names of index files, the preferred one first.
-        patterns: tried in order without an index; the first that matches files in the root folder decides.
+        whole: the standard name of a checkpoint in one file. Beside an index that does not name it, it is another
+            checkpoint.
+        patterns: groups of patterns, tried in order without an index; the first group that matches files in the root
+            folder decides. Standard names come first: what lies beside them, as a copy in another dtype
+            (``model.fp16.safetensors``), is not meant.
+    """
+
+    indexes: tuple[str, ...]
+    whole: str
+    patterns: tuple[tuple[str, ...], ...]
+
+
+def select_files(files: ModelFiles, names: FileNames) -> tuple[str, ...]:
+    """The weight files of one format, relative names, sorted.
 
     Raises:
         WeightsError: the index is malformed, or names files that are absent.
     """
+    every = tuple(pattern for group in names.patterns for pattern in group)
     if files.entry is not None:
-        return (files.entry,) if any(fnmatchcase(files.entry, pattern) for pattern in patterns) else ()
-    for index in indexes:
+        return (files.entry,) if any(fnmatchcase(files.entry, pattern) for pattern in every) else ()
+    for index in names.indexes:
         if files.has(index):
             return _indexed(files, index)
-    root = [name for name in files.names if "/" not in name and not _excluded(name)]
-    for pattern in patterns:
-        found = sorted(name for name in root if fnmatchcase(name, pattern))
-        if found:
-            return tuple(found)
+    for group in names.patterns:
+        if found := _in_root(files, group):
+            return found
     return ()
+
+
+def trace_files(files: ModelFiles, names: FileNames, selected: Sequence[str], trace: Trace) -> None:
+    """Say which files end like this format's weights, lie beside the selected ones, and are not read.
+
+    A whole checkpoint in one file beside an index that does not name it is a warning: Transformers reads the file.
+    """
+    if files.entry is not None or not selected:
+        return
+    every = tuple(pattern for group in names.patterns for pattern in group)
+    rest = [name for name in _in_root(files, every) if name not in selected]
+    index = next((name for name in names.indexes if files.has(name)), None)
+    if rest:
+        reason = f"{index} decides, and does not name it" if index else "what is read has a standard name"
+        rejected = tuple(Rejected(name, reason) for name in rest)
+        level: Literal["info", "warning"] = "warning" if index and names.whole in rest else "info"
+        aside = f"{shorten(selected, 3)}, not {shorten(rest, 3)}"
+        trace.decide("weights", "files", aside, index or "names", rejected=rejected, level=level)
 
 
 def weight_map(files: ModelFiles, index: str) -> dict[str, str]:
@@ -124,6 +170,12 @@ def _indexed(files: ModelFiles, index: str) -> tuple[str, ...]:
             hint="Download the missing files, or remove the index if it is stale.",
         )
     return tuple(named)
+
+
+def _in_root(files: ModelFiles, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Weight files in the root folder that match one of the patterns, sorted."""
+    root = (name for name in files.names if "/" not in name and not _excluded(name))
+    return tuple(sorted(name for name in root if any(fnmatchcase(name, pattern) for pattern in patterns)))
 
 
 def _excluded(name: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from modelbay.errors import WeightsError
 from modelbay.weights.diagnose import damaged, likely_cause
 from modelbay.weights.formats import Index, TensorEntry
-from modelbay.weights.index import check_index, merge_entries, select_files
+from modelbay.weights.index import SHARD, FileNames, check_index, merge_entries, select_files, trace_files
 
 if TYPE_CHECKING:
     import torch
@@ -23,23 +23,39 @@ if TYPE_CHECKING:
     from modelbay.args import EngineArgs
     from modelbay.config import ModelConfig
     from modelbay.source import ModelFiles
+    from modelbay.trace import Trace
 
-INDEXES = ("pytorch_model.bin.index.json",)
-PATTERNS = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth")
+NAMES = FileNames(
+    indexes=("pytorch_model.bin.index.json",),
+    whole="pytorch_model.bin",
+    patterns=(
+        ("pytorch_model.bin", f"pytorch_model{SHARD}.bin"),
+        ("pytorch_model*.bin",),
+        ("model.bin",),
+        ("*.bin",),
+        ("model.pt",),
+        ("*.pt",),
+        ("model.pth",),
+        ("*.pth",),
+    ),
+)
 
 
 class PyTorchBin:
     """The load format."""
 
     def select(self, files: ModelFiles) -> tuple[str, ...]:
-        return select_files(files, indexes=INDEXES, patterns=PATTERNS)
+        return select_files(files, NAMES)
+
+    def trace_files(self, files: ModelFiles, selected: tuple[str, ...], trace: Trace) -> None:
+        trace_files(files, NAMES, selected, trace)
 
     def open(self, files: ModelFiles, config: ModelConfig, args: EngineArgs) -> PyTorchSource:
         names = self.select(files)
         if not names:
             raise WeightsError(f"{files.reference} has no .bin, .pt or .pth weight files.")
         source = PyTorchSource(dict(zip(names, files.fetch(names), strict=True)))
-        check_index(files, INDEXES, {name: entry.file for name, entry in source.entries().items()})
+        check_index(files, NAMES.indexes, {name: entry.file for name, entry in source.entries().items()})
         return source
 
 

@@ -11,7 +11,7 @@ from modelbay.errors import WeightsError
 from modelbay.weights.diagnose import damaged
 from modelbay.weights.formats import Index, TensorEntry
 from modelbay.weights.header import HeaderEntry, read_header
-from modelbay.weights.index import check_index, merge_entries, select_files
+from modelbay.weights.index import SHARD, FileNames, check_index, merge_entries, select_files, trace_files
 from modelbay.weights.mapping import give_back, map_private
 
 if TYPE_CHECKING:
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from modelbay.args import EngineArgs
     from modelbay.config import ModelConfig
     from modelbay.source import ModelFiles
+    from modelbay.trace import Trace
 
-INDEXES = ("model.safetensors.index.json",)
-PATTERNS = ("*.safetensors",)
+NAMES = FileNames(
+    indexes=("model.safetensors.index.json",),
+    whole="model.safetensors",
+    patterns=(("model.safetensors", f"model{SHARD}.safetensors"), ("*.safetensors",)),
+)
 
 #: Neighbours are given back together: each call makes all cores of the process forget addresses.
 _RELEASE_BYTES = 4 << 20
@@ -32,7 +36,10 @@ class Safetensors:
     """The load format."""
 
     def select(self, files: ModelFiles) -> tuple[str, ...]:
-        return select_files(files, indexes=INDEXES, patterns=PATTERNS)
+        return select_files(files, NAMES)
+
+    def trace_files(self, files: ModelFiles, selected: tuple[str, ...], trace: Trace) -> None:
+        trace_files(files, NAMES, selected, trace)
 
     def open(self, files: ModelFiles, config: ModelConfig, args: EngineArgs) -> SafetensorsSource:
         names = self.select(files)
@@ -40,7 +47,7 @@ class Safetensors:
             raise WeightsError(f"{files.reference} has no .safetensors files.")
         source = SafetensorsSource(dict(zip(names, files.fetch(names), strict=True)))
         try:
-            check_index(files, INDEXES, {name: entry.file for name, entry in source.entries().items()})
+            check_index(files, NAMES.indexes, {name: entry.file for name, entry in source.entries().items()})
         except BaseException:
             source.close()
             raise

@@ -536,6 +536,26 @@ def test_c10_default_sampling_and_stop_ids(load, llama, tmp_path: Path) -> None:
         load(llama, generation_config=str(tmp_path / "nowhere"))
 
 
+@pytest.mark.parametrize(
+    ("values", "sampling"),
+    [
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": None, "top_k": 5}, {"top_k": 5, "temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": "hot"}, {"temperature": 0.0}),
+        ({"do_sample": True}, {}),
+        ({"do_sample": None, "top_p": 0.5}, {"top_p": 0.5}),
+        ({"top_k": 5}, {"top_k": 5}),
+    ],
+)
+def test_c10_do_sample_false_is_greedy_and_absent_decides_nothing(
+    load, llama, values: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    config, trace = load(llama, files={"generation_config.json": values})
+    assert config.generation == sampling
+    assert ("do_sample is false" in trace.find("default sampling").source) == (values.get("do_sample") is False)
+
+
 def _generation_warning(trace: Any) -> dict[str, Any]:
     found = [one for one in trace.warnings() if one.question == "generation settings without effect"]
     return found[0].answer if found else {}

@@ -33,7 +33,10 @@ from modelbay_runtime.build import BuiltModel, build_model
 from modelbay_runtime.engine.kv_layout import CacheLayout, plan_layout
 from modelbay_runtime.engine.memory import free_bytes, longest_that_fits, plan_cache, step_bytes, step_tokens
 from modelbay_runtime.loading import match_weights
-from modelbay_runtime.parallel.sizes import TensorParallelSize, tensor_parallel_sizes
+from modelbay_runtime.parallel.mesh import Mesh
+from modelbay_runtime.parallel.sizes import TensorParallelSize
+from modelbay_runtime.sampling_params import SamplingParams
+from modelbay_runtime.slicing import slices, undivided
 
 #: What kind of thing is missing, by the error that says so; the first that fits.
 _KINDS: tuple[tuple[tuple[type[ModelbayError], ...], str], ...] = (
@@ -83,7 +86,10 @@ class MemoryNeed:
 
 @dataclass(slots=True)
 class CheckReport:
-    """The verdict on one model. ``missing`` is empty if and only if it would run."""
+    """The verdict on one model. ``missing`` is empty if and only if it would run.
+
+    ``tensor_parallel_sizes``: into how many ranks its layers can be sliced; see `modelbay_runtime.slicing`.
+    """
 
     model: str
     resolution: dict[str, Any] | None = None
@@ -110,8 +116,11 @@ class CheckReport:
             yield
         except ModelbayError as error:
             kind = next((kind for types, kind in _KINDS if isinstance(error, types)), "other")
-            self.missing.append(Missing(kind, error.message, error.hint))
-            self.exit_codes.append(error.exit_code)
+            self.lacks(kind, error, error.exit_code)
+
+    def lacks(self, kind: str, error: ModelbayError, exit_code: int) -> None:
+        self.missing.append(Missing(kind, error.message, error.hint))
+        self.exit_codes.append(exit_code)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -144,16 +153,47 @@ def check_model(model: str, kwargs: Mapping[str, Any]) -> CheckReport:
     if resolution is None:
         return report
     report.resolution = _summary(resolution)
-    report.tensor_parallel_sizes = tensor_parallel_sizes(resolution.config)
     with report.stage():
-        built = build_model(resolution)
-        report.memory = _memory(built, resolution)
-        _check_memory(report, built, resolution)
+        built = _build(report, resolution)
+        if built is not None:
+            report.memory = _memory(built, resolution)
+            _check_memory(report, built, resolution)
     with report.stage():
         load_tokenizer(resolution.files, resolution.config, resolution.plugins, resolution.args, resolution.trace)
     with report.stage():
         report.weights = _weights(resolution, built)
+    with report.stage():
+        _check_sampling(resolution)
     return report
+
+
+def _build(report: CheckReport, resolution: Resolution) -> BuiltModel | None:
+    """The module of the first rank, and how else the model could be sliced; None where it cannot be divided as asked.
+
+    Raises:
+        ModelbayError: the model cannot be built, divided or not.
+    """
+    built: BuiltModel | None = None
+    try:
+        built = build_model(resolution)
+    except ModelbayError as error:
+        if Mesh.of(resolution.args) == Mesh():
+            raise
+        build_model(undivided(resolution))
+        # The model is one that can be built, so it is the division: an argument, whatever the error's type says.
+        report.lacks("argument", error, UsageError.exit_code)
+    report.tensor_parallel_sizes = slices(resolution, built)
+    return built
+
+
+def _check_sampling(resolution: Resolution) -> None:
+    """That a request which says nothing can be sampled.
+
+    Raises:
+        ConfigError: a default of generation_config.json is none that a request could have asked for.
+    """
+    if resolution.task == "generate":
+        SamplingParams().with_defaults(resolution.config.generation)
 
 
 def _summary(resolution: Resolution) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def load_weights(
     device = _with_index(torch.device(device))
     args, config = resolution.args, resolution.config
     spec, load_format = choose_format(args.load_format, resolution.files, resolution.plugins, resolution.trace)
+    resolution.trace.log_warnings("weights", _LOG)  # of files that are left aside
     # Backbones of several dtypes were built in them.
     kept = dtype is None or bool(config.backbone_dtypes)
     targets = find_targets(model, tie=config.tie_word_embeddings, dtype=None if kept else dtype)

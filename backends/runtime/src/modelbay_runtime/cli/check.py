@@ -12,6 +12,7 @@ from modelbay.cli.output import StyledLine, counted, print_json, print_lines
 
 if TYPE_CHECKING:
     from modelbay_runtime.check import CheckReport, MemoryNeed
+    from modelbay_runtime.parallel.sizes import TensorParallelSize
 
 
 @click.command("check")
@@ -58,7 +59,16 @@ def _facts(report: CheckReport) -> Iterator[tuple[str, str]]:
     if report.memory:
         yield from _memory(report.memory)
     if sizes := report.tensor_parallel_sizes:
-        yield "tensor parallel sizes that divide", ", ".join(map(str, sizes))
+        yield "tensor parallel sizes", _sizes(sizes)
+
+
+def _sizes(sizes: list[TensorParallelSize]) -> str:
+    """Those that were tried, and those that the config's numbers allow."""
+    from modelbay_runtime.slicing import TRIED
+
+    tried, larger = ([str(size) for size in sizes if (size.size > TRIED) is beyond] for beyond in (False, True))
+    untried = f"; by the config's numbers also {', '.join(larger)}" if larger else ""
+    return ", ".join(tried) + untried
 
 
 def _memory(need: MemoryNeed) -> Iterator[tuple[str, str]]:
