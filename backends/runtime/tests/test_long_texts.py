@@ -24,7 +24,8 @@ def encoded_characters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     original = CachedTokenizer._encode_plus
 
     def counted(self: Any, text: Any, text_pair: Any = None, **kwargs: Any) -> Any:
-        found.append(len(text) + len(text_pair or ""))
+        texts = [text, text_pair or ""]  # each perhaps a batch of one
+        found.append(sum(len(each if isinstance(each, str) else "".join(each)) for each in texts))
         return original(self, text, text_pair, **kwargs)
 
     monkeypatch.setattr(CachedTokenizer, "_encode_plus", counted)

@@ -13,6 +13,7 @@ from modelbay.args import EngineArgs
 from modelbay.errors import EngineError, UsageError
 from modelbay.resolve import Resolution, resolve
 from modelbay.weights.accounting import LoadReport
+from modelbay_runtime.engine.chat_arguments import chat_arguments
 from modelbay_runtime.engine.engine import Engine
 from modelbay_runtime.engine.outputs import (
     ClassificationOutput,
@@ -134,6 +135,7 @@ class LLM:
         """Answer conversations: lists of ``{"role": …, "content": …}``, rendered by the model's chat template.
 
         ``content`` is a text or a list of parts: text, images and audio as OpenAI or Transformers write them.
+        ``chat_template_kwargs`` are further variables that the template reads; the arguments here may be among them.
         """
         if not messages:
             raise UsageError("a conversation has at least one message.")
@@ -141,16 +143,15 @@ class LLM:
             raise UsageError(f"messages must be a list, got {type(messages).__name__}.")
         conversations: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
         wanted = self._params_for(conversations, sampling_params)
+        own = {
+            "chat_template": chat_template,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        arguments = chat_arguments(own, chat_template_kwargs, self.engine.tokenizer, self.engine.media)
         prompts = [
-            self.render(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                prompt_room=self.prompt_room(params),
-                **(chat_template_kwargs or {}),
-            )
+            self.render(conversation, prompt_room=self.prompt_room(params), **arguments)
             for conversation, params in zip(conversations, wanted, strict=True)
         ]
         return self._generate(prompts, wanted, use_tqdm)
@@ -219,6 +220,8 @@ class LLM:
         documents: str | Sequence[str],
         pooling_params: PoolingParams | None = None,
         *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringOutput]:
         """How well each document answers the query: a cross-encoder's score of the pair (a classifier with one label),
@@ -226,14 +229,16 @@ class LLM:
 
         Args:
             query: one for all documents, or one for each.
+            prompt_name, prompt: what a cross-encoder gets before each query, as for `embed`.
 
         Raises:
             UsageError: the model does neither, or a text cannot be served; nothing runs then.
         """
         queries, texts = calls.paired(query, documents)
+        said = {"prompt_name": prompt_name, "prompt": prompt}
         if self.resolution.task == "classify":
-            return self._pool(*calls.score_prompts(self, queries, texts, pooling_params), use_tqdm)
-        given, places = calls.bi_encoder_prompts(self, queries, texts, pooling_params)
+            return self._pool(*calls.score_prompts(self, queries, texts, pooling_params, **said), use_tqdm)
+        given, places = calls.bi_encoder_prompts(self, queries, texts, pooling_params, **said)
         return calls.cosines(self._pool(*given, use_tqdm), places)
 
     def _pool(

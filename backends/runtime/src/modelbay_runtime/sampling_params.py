@@ -105,6 +105,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _fill_nulls(self)
+        _plain_numbers(self)
         set_ = object.__setattr__
         set_(self, "stop", _strings(self.stop, "stop"))
         set_(self, "bad_words", _strings(self.bad_words, "bad_words"))
@@ -248,6 +249,7 @@ class PoolingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        _plain_numbers(self)
         for name in ("normalize", "use_activation"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, got {getattr(self, name)!r}.")
@@ -284,8 +286,25 @@ def _fill_nulls(params: SamplingParams) -> None:
             object.__setattr__(params, entry.name, default)
 
 
+def _plain_numbers(params: SamplingParams | PoolingParams) -> None:
+    """Numbers of other types (NumPy's, say) as Python's own, which have no width to overflow and are plain JSON."""
+    for entry in dataclasses.fields(params):
+        value = getattr(params, entry.name)
+        if type(value) in (int, float, bool) or not isinstance(value, Real):
+            continue
+        plain = int(value) if isinstance(value, Integral) else float(value) if _is_finite(value) else value
+        object.__setattr__(params, entry.name, plain)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer or a fraction beyond all floats
+        return False
+
+
 def _check_float(name: str, value: Any, inside: Callable[[float], bool], meaning: str) -> None:
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
     if not number or not inside(value):
         raise UsageError(f"{name} must be {meaning}, got {value!r}.")
 

@@ -9,9 +9,11 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import counted
+from modelbay.errors import UsageError
+from modelbay_runtime.cli.flags import Flags, at_flag, params_of
 from modelbay_runtime.cli.texts import FORMATS, at_its_line, read_lines, size_of, windows
 from modelbay_runtime.cli.vectors import open_writer
-from modelbay_runtime.sampling_params import POOLING_TYPES, PoolingParams
+from modelbay_runtime.sampling_params import POOLING_TYPES
 
 #: Texts that are read, embedded and written at a time: enough for full batches, and no more to hold.
 _WINDOW = 1024
@@ -50,14 +52,23 @@ def command(
     **options: Any,
 ) -> None:
     """Embed texts with MODEL: a directory or a hub id."""
-    params = PoolingParams(
-        pooling_type=pooling_type, normalize=normalize, dimensions=dimensions, truncate_prompt_tokens=truncate
-    )
+    flags: Flags = {
+        "--pooling-type": ("pooling_type", pooling_type),
+        "--normalize/--no-normalize": ("normalize", normalize),
+        "--dimensions": ("dimensions", dimensions),
+        "--truncate": ("truncate_prompt_tokens", truncate),
+    }
+    params = params_of(flags)
+    if before is not None and prompt_name is not None:
+        raise UsageError("--prompt and --prompt-name were both given; give one.")
     with interrupts_wait():
         from modelbay_runtime.llm import LLM
+        from modelbay_runtime.pooling.calls import check_embeds
         from modelbay_runtime.progress import progress_bar
 
     with LLM(model, **engine_kwargs_from(ctx, {**options, "convert": options.get("convert") or "embed"})) as llm:
+        params_of(flags, lambda given: check_embeds(llm, given))
+        at_flag("--prompt-name", lambda: check_embeds(llm, params, prompt_name=prompt_name))
         writer, complete = open_writer(output), False
         try:
             with progress_bar(size_of(source) or 0, "Bytes", output != "-") as bar:

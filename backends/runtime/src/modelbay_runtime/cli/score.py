@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json
 from modelbay.errors import UsageError
+from modelbay_runtime.cli.flags import Flags, at_flag, params_of
 from modelbay_runtime.cli.texts import FORMATS, Line, at_its_line, read_lines, windows
 from modelbay_runtime.sampling_params import PoolingParams
 
@@ -27,6 +28,8 @@ _WINDOW = 1024
     default="auto",
     help="Whether a line is a text or a JSON object with text and id; auto goes by the ending .jsonl. [default: auto]",
 )
+@click.option("--prompt-name", help="Which of a cross-encoder's prompts is put before the query.")
+@click.option("--prompt", "before", help="A text to put before the query of a cross-encoder; '' for none.")
 @click.option("--top", type=int, help="Only so many best documents, best first; all in their order if not given.")
 @click.option("--truncate", type=int, help="Cut pairs to so many tokens; -1 for as many as the model takes.")
 @click.option("--raw", is_flag=True, help="A cross-encoder's logit, without its activation.")
@@ -39,6 +42,8 @@ def command(
     query: str,
     documents: str,
     input_format: str,
+    prompt_name: str | None,
+    before: str | None,
     top: int | None,
     truncate: int | None,
     raw: bool,
@@ -48,13 +53,25 @@ def command(
     """Score documents for QUERY with MODEL: a cross-encoder, or a model that embeds (cosine)."""
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive number, got {top}.")
-    params = PoolingParams(truncate_prompt_tokens=truncate, use_activation=False if raw else None)
+    flags: Flags = {
+        "--truncate": ("truncate_prompt_tokens", truncate),
+        "--raw": ("use_activation", False if raw else None),
+    }
+    params = params_of(flags)
+    if before is not None and prompt_name is not None:
+        raise UsageError("--prompt and --prompt-name were both given; give one.")
+    prompts = {"prompt_name": prompt_name, "prompt": before}
     with interrupts_wait():
         from modelbay_runtime.cli.opening import open_llm
+        from modelbay_runtime.pooling.calls import check_query, check_scores, query_prompt
 
     found: list[tuple[float, Line]] = []
     with open_llm(model, engine_kwargs_from(ctx, options), "score") as llm:
-        for score, line in _scores(llm, query, documents, input_format, params):
+        params_of(flags, lambda given: check_scores(llm, given))
+        at_flag("--prompt-name", lambda: query_prompt(llm, prompt_name, None))
+        at_flag("--prompt", lambda: query_prompt(llm, None, before))
+        at_flag("QUERY", lambda: check_query(llm, query, params, **prompts))
+        for score, line in _scores(llm, query, documents, input_format, params, prompts):
             if top is None and not as_json:
                 click.echo(f"{score:.6f}\t{line.prompt}")
                 continue
@@ -71,14 +88,14 @@ def command(
 
 
 def _scores(
-    llm: Any, query: str, documents: str, input_format: str, params: PoolingParams
+    llm: Any, query: str, documents: str, input_format: str, params: PoolingParams, prompts: Mapping[str, str | None]
 ) -> Iterator[tuple[float, Line]]:
     for window in windows(read_lines(documents, input_format), _WINDOW):
         texts = [line.prompt for line in window]
         outputs = at_its_line(
             documents,
             window,
-            lambda texts=texts: llm.score(query, texts, params, use_tqdm=False),  # type: ignore[misc]
+            lambda texts=texts: llm.score(query, texts, params, use_tqdm=False, **prompts),  # type: ignore[misc]
         )
         yield from zip((output.score for output in outputs), window, strict=True)
 

@@ -117,8 +117,8 @@ def at_its_line(name: str, window: list[Line], run: Callable[[], Any]) -> Any:
     try:
         return run()
     except UsageError as error:
-        index = getattr(error, "prompt_index", 0 if len(window) == 1 else None)
-        if index is None:
+        index = getattr(error, "prompt_index", None)
+        if index is None:  # wrong whatever the line
             raise
         cause = error.__cause__ if isinstance(error.__cause__, UsageError) else error
         raise UsageError(f"{_shown(name)}, line {window[index].number}: {cause.message}", hint=cause.hint) from error

@@ -15,6 +15,7 @@ from modelbay_runtime.pooling.inputs import (
     DOCUMENT,
     QUERY,
     check_takes_texts,
+    check_truncation,
     numbered,
     prompt_for,
     prompt_text,
@@ -33,7 +34,9 @@ Given = tuple[list[Prompt], list[PoolingParams]]
 
 def encode_prompts(llm: LLM, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams) -> list[Prompt]:
     """For hidden states."""
-    return _read(llm, listed(prompts), [params] * len(listed(prompts)), "")
+    items = listed(prompts)
+    _check_shared(llm, params, None)
+    return _read(llm, items, [params] * len(items), "")
 
 
 def embed_prompts(
@@ -50,9 +53,27 @@ def embed_prompts(
     assert_task(llm.resolution.task, "embed")
     items = listed(prompts)
     before = prompt_text(llm.resolution.pooling, prompt_name, prompt)
+    _check_shared(llm, params, "embed")
     asked = prompt_name is not None or prompt is not None
     wanted = _params(params, "embed", len(items))
     return _read(llm, items, wanted, before, only_texts=not asked), wanted
+
+
+def check_embeds(
+    llm: LLM, params: PoolingParams, *, prompt_name: str | None = None, prompt: str | None = None
+) -> PoolingParams:
+    """Whatever would be refused of every text.
+
+    Returns: the parameters, with their task.
+
+    Raises:
+        UsageError: the model does not embed, or not with these parameters or this prompt.
+    """
+    assert_task(llm.resolution.task, "embed")
+    prompt_text(llm.resolution.pooling, prompt_name, prompt)
+    [wanted] = _params(params, "embed", 1)
+    _check_shared(llm, wanted, "embed", texts=True)
+    return wanted
 
 
 def classify_prompts(
@@ -61,6 +82,7 @@ def classify_prompts(
     """As `embed_prompts`, for classes."""
     assert_task(llm.resolution.task, "classify")
     items = listed(prompts)
+    _check_shared(llm, params, "classify")
     wanted = _params(params, "classify", len(items))
     return _read(llm, items, wanted, ""), wanted
 
@@ -91,47 +113,113 @@ def _texts(given: Any) -> list[str]:
     return numbered(texts, check)
 
 
-def score_prompts(llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None) -> Given:
-    """Pairs for a cross-encoder.
+def check_scores(llm: LLM, params: PoolingParams | None) -> PoolingParams:
+    """Whatever would be refused of every pair.
+
+    Returns: the parameters, with their task.
 
     Raises:
-        UsageError: the classifier has more than one label.
+        UsageError: the model makes no scores, or not with these parameters.
     """
-    spec, config = llm.resolution.pooling, llm.resolution.config
-    assert spec is not None, "a classifier has a pooling spec"
-    if spec.num_labels != 1:
+    spec, task = llm.resolution.pooling, llm.resolution.task
+    if task != "classify":
+        assert_task(task, "embed")
+        if isinstance(params, PoolingParams) and params.task is not None:
+            params = dataclasses.replace(params, task=None)
+    elif spec is not None and spec.num_labels != 1:
         raise UsageError(
             f"a score is made by a classifier with one label, and this one has {spec.num_labels}.",
             hint="Use classify.",
         )
     check_takes_texts(spec)
-    [wanted] = _params(params, "score", 1)
-    engine = llm.engine
+    kind = "score" if task == "classify" else "embed"
+    [wanted] = _params(params, kind, 1)
+    _check_shared(llm, wanted, kind, texts=True)
+    return wanted
+
+
+def query_prompt(llm: LLM, prompt_name: str | None, prompt: str | None) -> str:
+    """What a cross-encoder gets before each query, as `prompt_text` says; "" for a model that embeds.
+
+    Raises:
+        UsageError: see `prompt_text`; or one was named for a model that embeds.
+    """
+    if llm.resolution.task == "classify":
+        return prompt_text(llm.resolution.pooling, prompt_name, prompt)
+    if prompt_name is not None or prompt is not None:
+        raise UsageError(
+            "prompt and prompt_name are for cross-encoders: a model that embeds has a prompt for each side.",
+            hint="Use embed, once for the queries and once for the documents.",
+        )
+    return ""
+
+
+def score_prompts(
+    llm: LLM,
+    queries: list[str],
+    documents: list[str],
+    params: PoolingParams | None,
+    *,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+) -> Given:
+    """Pairs for a cross-encoder.
+
+    Args:
+        prompt_name, prompt: what is put before each query: see `query_prompt`.
+
+    Raises:
+        UsageError: the classifier has more than one label.
+    """
+    spec, config, engine = llm.resolution.pooling, llm.resolution.config, llm.engine
+    assert spec is not None, "a classifier has a pooling spec"
+    before = query_prompt(llm, prompt_name, prompt)
+    wanted = check_scores(llm, params)
     prompts = numbered(
         list(zip(queries, documents, strict=True)),
         lambda pair: read_pair(
             pair[0], pair[1], engine.tokenizer, config.vocab_size, wanted, engine.max_model_len,
-            num_types=config.get("type_vocab_size"), lower=spec.lower_case,
+            num_types=config.get("type_vocab_size"), before=before, lower=spec.lower_case,
         ),
     )  # fmt: skip
     _check(llm, prompts, [wanted] * len(prompts))
     return prompts, [wanted] * len(prompts)
 
 
+def check_query(
+    llm: LLM, query: str, params: PoolingParams | None, *, prompt_name: str | None = None, prompt: str | None = None
+) -> None:
+    """Raises:
+    UsageError: this query cannot be served, whatever the document.
+    """
+    wanted = check_scores(llm, params)
+    if llm.resolution.task != "classify":
+        _check(llm, [_one(llm, query, wanted, prompt_for(llm.resolution.pooling, QUERY))], [wanted])
+    elif query:  # what an empty one makes is the document's affair
+        score_prompts(llm, [query], [""], params, prompt_name=prompt_name, prompt=prompt)
+
+
 def bi_encoder_prompts(
-    llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None
+    llm: LLM,
+    queries: list[str],
+    documents: list[str],
+    params: PoolingParams | None,
+    *,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
 ) -> tuple[Given, list[tuple[int, int]]]:
     """Each different text once, and for every pair the places of its two.
+
+    Args:
+        prompt_name, prompt: there must be none: which side would it be for?
 
     Raises:
         UsageError: naming the first pair that cannot be served by its index.
     """
-    assert_task(llm.resolution.task, "embed")
-    if isinstance(params, PoolingParams) and params.task is not None:
-        params = dataclasses.replace(params, task=None)
+    query_prompt(llm, prompt_name, prompt)
+    wanted = check_scores(llm, params)
     spec = llm.resolution.pooling
     before = (prompt_for(spec, QUERY), prompt_for(spec, DOCUMENT))
-    [wanted] = _params(params, "embed", 1)
     places: dict[tuple[int, str], int] = {}
     prompts: list[Prompt] = []
 
@@ -198,12 +286,35 @@ def _one(llm: LLM, item: Any, params: PoolingParams, before: str) -> Prompt:
         before=before, lower=spec is not None and spec.lower_case,
     )  # fmt: skip
     if before and spec is not None and not spec.include_prompt:
-        return dataclasses.replace(prompt, not_pooled=tokens_before(engine.tokenizer, before))
+        skipped = tokens_before(engine.tokenizer, before, lower=spec.lower_case)
+        return dataclasses.replace(prompt, not_pooled=skipped)
     return prompt
 
 
 def _is_text(item: Any) -> bool:
     return isinstance(item, str) or (isinstance(item, Mapping) and isinstance(item.get("prompt"), str))
+
+
+def _check_shared(llm: LLM, params: Any, task: str | None, *, texts: bool = False) -> None:
+    """What is wrong with one request's parameters whatever its prompt, so that no prompt is blamed for it.
+
+    Args:
+        texts: whether all prompts are texts; token ids are cut to any length.
+
+    Raises:
+        UsageError: see `make_plan`, `check_truncation`.
+    """
+    if not isinstance(params, PoolingParams):
+        return  # one for each prompt, or none, or what `_params` refuses
+    if task is not None:
+        [params] = _params(params, task, 1)
+    plan_request(params, Prompt([]), llm.resolution, _keeps(llm))
+    if texts:
+        check_truncation(llm.engine.tokenizer, params, llm.engine.max_model_len, pair=task == "score")
+
+
+def _keeps(llm: LLM) -> bool:
+    return bool(llm.engine.executor.rank.plan.layout.groups)
 
 
 def _check(llm: LLM, prompts: list[Prompt], params: Sequence[PoolingParams]) -> None:
@@ -212,7 +323,7 @@ def _check(llm: LLM, prompts: list[Prompt], params: Sequence[PoolingParams]) -> 
     Raises:
         UsageError: naming the prompt by its index.
     """
-    keeps = bool(llm.engine.executor.rank.plan.layout.groups)
+    keeps = _keeps(llm)
 
     def check(pair: tuple[Prompt, PoolingParams]) -> None:
         plan_request(pair[1], pair[0], llm.resolution, keeps)

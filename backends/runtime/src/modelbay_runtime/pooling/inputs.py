@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from modelbay.tokenizer import (
     encode_at_most,
     encode_beginning,
     encode_end,
+    encode_prompt,
+    extra_bos,
     is_long,
     parts_of_pair,
 )
@@ -24,7 +27,8 @@ QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
 
 
 def numbered(items: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
-    """``read`` of each; an error says which item it is about.
+    """``read`` of each; an error says which item it is about, in its message if there are several, and always as its
+    ``prompt_index``.
 
     Raises:
         ModelbayError: as ``read`` raised it.
@@ -35,11 +39,20 @@ def numbered(items: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
             found.append(read(item))
         except ModelbayError as error:
             if len(items) == 1:
+                error.prompt_index = index  # type: ignore[attr-defined]
                 raise
             named = type(error)(f"prompt {index}: {error.message}", hint=error.hint)
             named.prompt_index = index  # type: ignore[attr-defined]
             raise named from error
     return found
+
+
+def check_truncation(tokenizer: Any, params: PoolingParams, max_model_len: int, *, pair: bool) -> None:
+    """Raises:
+    UsageError: a text (or pair) cannot be cut to so few tokens.
+    """
+    if params.truncate_prompt_tokens is not None and tokenizer is not None:
+        _truncation(tokenizer, PromptRoom.of(params, max_model_len), pair=pair)
 
 
 def check_takes_texts(spec: PoolingSpec | None) -> None:
@@ -88,6 +101,10 @@ def read_text(
 ) -> Prompt:  # fmt: skip
     """One text (or token ids) as a prompt. A text that is cut keeps its special tokens: the tokenizer cuts it.
 
+    Args:
+        before: a text that is put before it.
+        lower: whether both are lower-cased.
+
     Raises:
         UsageError: it is no prompt; or ids, where something must be put before them.
     """
@@ -98,7 +115,7 @@ def read_text(
             raise UsageError("a prompt can be put before a text, not before token ids.")
         return read_prompt(item, tokenizer, vocab_size)
     room = PromptRoom.of(params, max_model_len)
-    text = before + (text.lower() if lower else text)
+    tokenizer, text = _lowered(tokenizer, before + text) if lower else (tokenizer, before + text)
     uncut = tokenizer is None or params.truncate_prompt_tokens is None
     if is_mapping or uncut:
         # The mapping as a whole: what else it has would be dropped.
@@ -111,12 +128,14 @@ def read_text(
 
 def read_pair(
     query: str, document: str, tokenizer: Any, vocab_size: int, params: PoolingParams, max_model_len: int,
-    *, num_types: int | None, lower: bool = False,
+    *, num_types: int | None, before: str = "", lower: bool = False,
 ) -> Prompt:  # fmt: skip
     """Two texts as one prompt, as the tokenizer joins them, each token with its text's number (its token type).
 
     Args:
         num_types: how many the model tells apart.
+        before: a text that is put before the first.
+        lower: whether both are lower-cased.
 
     Raises:
         UsageError: not texts, or more types than the model has.
@@ -126,31 +145,49 @@ def read_pair(
             raise UsageError(f"a cross-encoder scores pairs of texts, got {type(text).__name__}.")
     if tokenizer is None:
         raise UsageError("a text prompt needs a tokenizer, and this model was loaded without one.")
-    pair = (query.lower(), document.lower()) if lower else (query, document)
+    pair = (before + query, document)
     for text in pair:
         check_text(text)
+    if lower:
+        (lowering, first), (_, second) = (_lowered(tokenizer, text) for text in pair)
+        tokenizer, pair = lowering, (first, second)
     ids, types = _encode_pair(tokenizer, pair, PromptRoom.of(params, max_model_len))
     if types is not None and num_types is not None and max(types, default=0) >= num_types:
         raise UsageError(f"the tokenizer gives token type {max(types)}, and the model has {num_types}.")
-    prompt = encoded(ids, query, vocab_size)
+    prompt = encoded(ids, before + query, vocab_size)
     return Prompt(prompt.token_ids, prompt.text, types if types and any(types) else None)
 
 
-def tokens_before(tokenizer: Any, before: str) -> int:
+def tokens_before(tokenizer: Any, before: str, *, lower: bool = False) -> int:
     """How many tokens of a text come from the prompt before it: its own, without a special one that ends it."""
-    ids = list(tokenizer(before, verbose=False)["input_ids"])
+    if lower:
+        tokenizer, before = _lowered(tokenizer, before)
+    ids = encode_prompt(tokenizer, before)
     return len(ids) - 1 if ids and ids[-1] in tokenizer.all_special_ids else len(ids)
 
 
 def _encode_cut(tokenizer: Any, text: str, room: PromptRoom) -> list[int]:
     check_text(text)
     settings = _truncation(tokenizer, room, pair=False)
+    longest = settings["max_length"]
     # The tokenizer keeps one end of the text, so that more of the other changes nothing once the ids are so many.
-    encode_end_kept = encode_beginning if tokenizer.truncation_side == "right" else encode_end
-    return encode_end_kept(
-        tokenizer, text, lambda part: list(tokenizer(part, verbose=False, **settings)["input_ids"]),
-        settings["max_length"],
-    )  # fmt: skip
+    from_right = tokenizer.truncation_side == "right"
+    encode_end_kept = encode_beginning if from_right else encode_end
+
+    def cut(count: int) -> list[int]:
+        kept = {**settings, "max_length": count}
+        return encode_end_kept(
+            tokenizer, text, lambda part: list(tokenizer(part, verbose=False, **kept)["input_ids"]), count
+        )
+
+    ids = cut(longest)
+    if not extra_bos(tokenizer, ids):
+        return ids
+    whole = list(tokenizer(text, verbose=False)["input_ids"])
+    extra = extra_bos(tokenizer, whole)
+    if len(whole) - extra <= longest:
+        return whole[extra:]
+    return cut(longest + extra)[extra:] if from_right else ids[extra_bos(tokenizer, ids) :]
 
 
 def _encode_pair(tokenizer: Any, pair: tuple[str, str], room: PromptRoom) -> tuple[list[int], list[int] | None]:
@@ -166,9 +203,22 @@ def _encode_pair(tokenizer: Any, pair: tuple[str, str], room: PromptRoom) -> tup
         left = settings["max_length"] - tokenizer.num_special_tokens_to_add(pair=True)
         if tokenizer.truncation_side == "right":
             pair = parts_of_pair(tokenizer, pair, lambda text: len(alone(text)), left)
-    found = tokenizer(*pair, verbose=False, **settings)
+    # As a batch of one: of a single pair an empty second text is taken for none, and gives the template of one text.
+    found = tokenizer([pair[0]], [pair[1]], verbose=False, **settings)
     types = found.get("token_type_ids")
-    return list(found["input_ids"]), None if types is None else list(types)
+    return list(found["input_ids"][0]), None if types is None else list(types[0])
+
+
+def _lowered(tokenizer: Any, text: str) -> tuple[Any, str]:
+    """What reads a text in lower case, and the text that it is given. Special tokens in it stay what they are."""
+    lowering = getattr(tokenizer, "lowering", None)
+    if lowering is not None or tokenizer is None:
+        return lowering, text
+    special = "|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True)))
+    parts = re.split(f"({special})", text) if special else [text]
+    # By characters, as tokenizers do: a word's last sigma is no other letter.
+    lower = ("".join(map(str.lower, part)) if place % 2 == 0 else part for place, part in enumerate(parts))
+    return tokenizer, "".join(lower)
 
 
 def _check_alone(tokenizer: Any, text: str, encode: Callable[[str], list[int]], room: PromptRoom) -> None:
