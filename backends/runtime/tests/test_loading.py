@@ -301,7 +301,7 @@ class TestRefusals:
 
     def test_w1_explicit_safetensors_never_falls_back(self, tmp_path):
         torch.save(tensors(), tmp_path / "pytorch_model.bin")
-        with pytest.raises(WeightsError, match=r"no \.safetensors files"):
+        with pytest.raises(WeightsError, match=r"has no \.safetensors weight files"):
             load(tmp_path, load_format="safetensors")
 
     def test_a_buffer_left_on_meta_is_named(self, tmp_path):
