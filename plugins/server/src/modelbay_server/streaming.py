@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from modelbay_server.answers.json_text import json_blocks, json_bytes
+from modelbay_server.answers.json_text import json_blocks, json_bytes, short_json
 from modelbay_server.errors import error_body, reported, shutting_down
 
 DONE = b"data: [DONE]\n\n"
@@ -28,9 +28,9 @@ INLINE = 2000
 Beside = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-def event(data: Any) -> bytes:
+def event(data: Any, write: Callable[[Any], bytes] = short_json) -> bytes:
     """One server-sent event."""
-    return b"data: " + json_bytes(data) + b"\n\n"
+    return b"data: " + write(data) + b"\n\n"
 
 
 async def made(entries: int, make: Callable[[], Any], beside: Beside) -> Any:
@@ -44,7 +44,7 @@ async def made(entries: int, make: Callable[[], Any], beside: Beside) -> Any:
 
     def written() -> bytes | None:
         data = make()
-        return None if data is None else event(data)
+        return None if data is None else event(data, json_bytes)
 
     return await beside(written)
 

@@ -41,6 +41,22 @@ class Shaped(Sequence[Any]):
         return self._shape(self._items[place]) if isinstance(place, slice) else self._shape([self._items[place]])[0]
 
 
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Shaped):
+        return value[:]
+    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+
+
+#: Made once: `json.dumps` makes one at every call that asks for other than its defaults.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_items)
+
+
+def short_json(value: Any) -> bytes:
+    """`json_bytes` of what is not long, at once."""
+    text = _ENCODER.encode(value)
+    return (text if text.isascii() else _UNSAFE.sub(_safe, text)).encode()
+
+
 def json_bytes(value: Any) -> bytes:
     """``value`` as JSON in UTF-8, without spaces. Keys are strings; lists may be `Shaped`."""
     return b"".join(_parts(value, _LEVELS, {}))
@@ -76,26 +92,21 @@ def _parts(value: Any, levels: int, known: dict[int, list[bytes]]) -> Iterator[b
         # Choices of one prompt share its log-probabilities: one object, written once.
         yield from known.get(id(value)) or known.setdefault(id(value), list(_runs(value)))
     else:
-        yield _dump(value[:] if isinstance(value, Shaped) else value)
+        yield short_json(value)
 
 
 def _dict(value: dict[str, Any], levels: int, known: dict[int, list[bytes]]) -> Iterator[bytes]:
     yield b"{"
     for number, (key, item) in enumerate(value.items()):
-        yield (b"," if number else b"") + _dump(key) + b":"
+        yield (b"," if number else b"") + short_json(key) + b":"
         yield from _parts(item, levels - 1, known)
     yield b"}"
 
 
 def _runs(value: Sequence[Any]) -> Iterator[bytes]:
     for at in range(0, len(value), _RUN):
-        yield (b"," if at else b"[") + _dump(value[at : at + _RUN])[1:-1]
+        yield (b"," if at else b"[") + short_json(value[at : at + _RUN])[1:-1]
     yield b"]"
-
-
-def _dump(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return (text if text.isascii() else _UNSAFE.sub(_safe, text)).encode()
 
 
 def _safe(match: re.Match[str]) -> str:
