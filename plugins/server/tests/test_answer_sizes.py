@@ -134,7 +134,7 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
 def written_by(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Longest piece of JSON that a thread of this name wrote at once."""
     longest: dict[str, int] = {}
-    dump = json_text._dump
+    dump = json_text.short_json
 
     def watched(value: Any) -> bytes:
         name = threading.current_thread().name.split("_")[0]
@@ -142,7 +142,8 @@ def written_by(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         longest[name] = max(len(text), longest.get(name, 0))
         return text
 
-    monkeypatch.setattr(json_text, "_dump", watched)
+    for module in (json_text, streaming):
+        monkeypatch.setattr(module, "short_json", watched)
     return longest
 
 

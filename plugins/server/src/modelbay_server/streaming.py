@@ -28,9 +28,9 @@ INLINE = 2000
 Beside = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-def event(data: Any, write: Callable[[Any], bytes] = short_json) -> bytes:
+def event(data: Any, *, long: bool = False) -> bytes:
     """One server-sent event."""
-    return b"data: " + write(data) + b"\n\n"
+    return b"data: " + (json_bytes(data) if long else short_json(data)) + b"\n\n"
 
 
 async def made(entries: int, make: Callable[[], Any], beside: Beside) -> Any:
@@ -44,7 +44,7 @@ async def made(entries: int, make: Callable[[], Any], beside: Beside) -> Any:
 
     def written() -> bytes | None:
         data = make()
-        return None if data is None else event(data, json_bytes)
+        return None if data is None else event(data, long=True)
 
     return await beside(written)
 
