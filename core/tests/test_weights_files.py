@@ -136,6 +136,11 @@ class TestSelection:
         with opened(PyTorchBin, tmp_path) as source:
             assert list(source.entries()) == ["x"]
 
+    @pytest.mark.parametrize("name", ["optimized_model", "optimus", "training_model"])
+    def test_w2_names_that_only_look_like_a_trainers(self, tmp_path, name):
+        save_file({"x": torch.ones(1)}, tmp_path / f"{name}.safetensors")
+        assert Safetensors().select(files_of(tmp_path)) == (f"{name}.safetensors",)
+
     def test_w2_a_single_file_reference(self, tmp_path):
         shards(tmp_path, 2)
         assert Safetensors().select(files_of(tmp_path, "model-2.safetensors")) == ("model-2.safetensors",)

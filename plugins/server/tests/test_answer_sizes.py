@@ -93,6 +93,15 @@ def test_where_nothing_else_limits_an_answer_the_bound_does(small_server: Any, n
     assert "200 are" in refusal(small_server, "/v1/chat/completions", {**body, "max_tokens": 101})
 
 
+def test_a_chat_of_text_alone_is_not_cut(small_server: Any) -> None:
+    """The bound is not about it."""
+    [choice] = small_server.post("/v1/chat/completions", {"messages": HELLO, "ignore_eos": True}).json()["choices"]
+    used = small_server.post("/tokenize", {"messages": HELLO}).json()
+    answer = small_server.post("/v1/chat/completions", {"messages": HELLO, "ignore_eos": True}).json()
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == used["max_model_len"] - used["count"] > 200
+
+
 def test_c10_the_models_own_limit_counts(serve: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 150}')
     server = serve((tiny, "tiny"), engine={"generation_config": str(tmp_path)}, max_answer_entries=200)

@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 
 from modelbay import LLM, SamplingParams
 from modelbay.errors import ModelbayError, UsageError
 from modelbay_server.models import resolve_models
-from modelbay_server.serve import _settle_heap
-from modelbay_server.settings import ModelSource
+from modelbay_server.serve import serve as run_server
+from modelbay_server.settings import ModelSource, ServerSettings
 
 ENGINE = {"dtype": "float32", "device": "cpu"}
 
@@ -79,7 +81,7 @@ def test_a_model_in_use_is_never_taken_away(serve: Callable[..., Any], three: li
 
 
 def test_what_stays_is_left_out_of_collections(serve: Callable[..., Any], three: list[tuple[Path, str]]) -> None:
-    """The process that serves settles its heap after every load and every unload."""
+    """A heap is settled after every load and every unload."""
     server = serve(*three[:2], engine={"kv_cache_memory_bytes": 2**20}, model_memory=limit_for(three, 1))
     changes: list[str] = []
     server.state.pool.on_load = lambda: changes.append("loaded")
@@ -87,11 +89,44 @@ def test_what_stays_is_left_out_of_collections(serve: Callable[..., Any], three:
     for name in "abba":
         assert ask(server, name).status_code == 200
     assert changes == ["unloaded", "loaded"] * 2
+
+
+def test_the_command_settles_the_heap(three: list[tuple[Path, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays is left out of collections by the process that serves."""
+    apps: list[Any] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    source = ModelSource(str(three[0][0]), ("a",), ENGINE)
+    settings = ServerSettings(port=0)
+    run_server(settings, resolve_models([source], None))
+    [pool] = [app.state.server.pool for app in apps]
+    gc.unfreeze()
     try:
-        _settle_heap()
-        assert gc.get_freeze_count() > 1000
+        for hook in (pool.on_load, pool.on_unload):
+            hook()
+            assert gc.get_freeze_count() > 1000
+            gc.unfreeze()
     finally:
         gc.unfreeze()
+
+
+def test_a_model_that_nobody_waits_for_any_more_counts_as_loaded(
+    serve: Callable[..., Any], three: list[tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(*three[:2])
+    loads, may_go_on, original = [], threading.Event(), LLM.__init__
+
+    def slow(self: LLM, model: str, **kwargs: Any) -> None:
+        may_go_on.wait(30)
+        original(self, model, **kwargs)
+
+    monkeypatch.setattr(LLM, "__init__", slow)
+    server.state.pool.on_load = lambda: loads.append("loaded")
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json={"model": "b", "prompt": "x"}, timeout=0.5)
+    server.wait_for(lambda: server.state.limiter.in_flight == 0)
+    may_go_on.set()
+    assert ask(server, "b").status_code == 200
+    assert loads == ["loaded"]
 
 
 def test_many_who_ask_for_a_model_at_once_load_it_once(

@@ -131,20 +131,23 @@ class ModelPool:
         async with self._changing:  # one load at a time: each needs to know what the others take
             if self._closed:
                 raise ModelUnavailableError("the server is shutting down.")
-            fresh = model.loop is None
             if model.loop is None:
                 await self._make_room(model)
                 logger.info("loading %s", model.name)
                 model.loop = EngineLoop(model.open, model.name, self._observer(model.name))
+                model.loop.loaded.add_done_callback(self._has_loaded)
             loop = model.loop
             try:
                 await asyncio.shield(loop.loaded)  # others may wait for the same load
             except ModelbayError as error:
                 model.loop = None
                 raise ModelUnavailableError(f"the model {model.name!r} could not be loaded: {error}") from error
-            if fresh:
-                self.on_load()
             return loop
+
+    def _has_loaded(self, loaded: asyncio.Future[Any]) -> None:
+        """Whoever asked for the model may have gone meanwhile."""
+        if not loaded.cancelled() and loaded.exception() is None:
+            self.on_load()
 
     async def _make_room(self, wanted: ServedModel) -> None:
         if self._memory is None:

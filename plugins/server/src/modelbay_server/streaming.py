@@ -52,10 +52,13 @@ async def made(entries: int, make: Callable[[], Any], beside: Beside) -> Any:
 async def json_answer(entries: int, make: Callable[[], Any], beside: Beside) -> Response:
     """The response whose body ``make`` gives, made and written ``beside`` the event loop if there is much in it."""
 
+    if entries <= INLINE:
+        return JsonAnswer([short_json(make())])
+
     def written() -> list[bytes]:
         return json_blocks(make())
 
-    return JsonAnswer(written() if entries <= INLINE else await beside(written))
+    return JsonAnswer(await beside(written))
 
 
 class JsonAnswer(Response):
@@ -107,14 +110,17 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._begun = True
         try:
-            until = time.monotonic() + TURN
+            began = sent = time.monotonic()
             async for data in self._events:
+                if time.monotonic() - sent > TURN:  # it has waited for this one, so others had their turn
+                    began = time.monotonic()
                 body = data if isinstance(data, bytes) else event(data)
                 async with asyncio.timeout(READ_TIMEOUT):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                if time.monotonic() > until:  # sending to a client that reads fast waits for nothing
+                sent = time.monotonic()
+                if sent - began > TURN:  # sending to a client that reads fast waits for nothing
                     await asyncio.sleep(0)
-                    until = time.monotonic() + TURN
+                    began = sent = time.monotonic()
         except TimeoutError:
             return  # without the end of the body, so that the connection is closed and not used again
         except Exception as error:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from modelbay.errors import UsageError
-from modelbay.tokenizer import check_token_ids, encode_prompt, render_chat
+from modelbay.tokenizer import check_token_ids, encode_prompt
+from modelbay_runtime.engine.chat_arguments import check_variables
 from modelbay_runtime.engine.prompts import Prompt, PromptRoom, encode_text, read_prompt
 from modelbay_runtime.sampling_params import SamplingParams
 from modelbay_server.models import LoadedModel
@@ -61,7 +60,8 @@ def read_chat(
         UsageError: a variable that is not the template's, or tools that it would pass over in silence.
         TokenizerError: there is no template, or it refuses the conversation.
     """
-    check_variables(model, variables)
+    if variables and model.tokenizer is not None:
+        check_variables(variables, template_text(model), model.tokenizer)
     given: dict[str, Any] = {
         "add_generation_prompt": add_generation_prompt and not continue_final_message,
         "continue_final_message": continue_final_message,
@@ -75,24 +75,6 @@ def read_chat(
         ids = model.tokenizer(prefix, add_special_tokens=False, verbose=False)["input_ids"]
         prompt = replace(prompt, token_ids=[*prompt.token_ids, *ids], text=(prompt.text or "") + prefix)
     return prompt
-
-
-def check_variables(model: LoadedModel, variables: Mapping[str, Any]) -> None:
-    """Only variables that the template reads. What has a meaning outside of it, as another template or a file to read
-    one from, is not a client's to say.
-
-    Raises:
-        UsageError: naming the first that is not one.
-    """
-    if not variables:
-        return
-    template = template_text(model)
-    meant = {*inspect.signature(render_chat).parameters, "messages", "tools", "untrusted", "prompt_room"}
-    apply = getattr(model.tokenizer, "apply_chat_template", None)
-    meant |= set(inspect.signature(apply).parameters) if apply is not None else set()
-    for name in variables:
-        if name in meant or not name.isidentifier() or not re.search(rf"\b{re.escape(name)}\b", template):
-            raise UsageError(f"chat_template_kwargs: the model's template has no variable {name[:100]!r}.")
 
 
 def prepare(model: LoadedModel, params: SamplingParams) -> Any:

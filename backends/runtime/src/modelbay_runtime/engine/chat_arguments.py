@@ -40,7 +40,8 @@ def chat_arguments(own: Mapping[str, Any], given: Any, tokenizer: Any, media: Me
         raise UsageError(f"chat_template_kwargs is a mapping of variables of the template, got {type(given).__name__}.")
     found = {**own, **_own_names(own, given)}
     variables = {name: value for name, value in given.items() if name not in _OWN}
-    _check_variables(variables, tokenizer, found["chat_template"], media)
+    if variables and tokenizer is not None:
+        check_variables(variables, _template(tokenizer, found["chat_template"], media), tokenizer)
     return {**found, **variables}
 
 
@@ -54,16 +55,22 @@ def _own_names(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def _check_variables(
-    variables: Mapping[Any, Any], tokenizer: Any, chat_template: str | None, media: MediaReader
-) -> None:
-    if not variables or tokenizer is None:
-        return
+def _template(tokenizer: Any, chat_template: str | None, media: MediaReader) -> str:
     if chat_template is None and not getattr(tokenizer, "chat_template", None) and media.kinds:
         chat_template = media.processor.chat_template
-    text = template_text(tokenizer, chat_template)
+    return template_text(tokenizer, chat_template)
+
+
+def check_variables(variables: Mapping[Any, Any], template: str, tokenizer: Any) -> None:
+    """Only variables that the template reads. What says how a template is applied, as another template does or the path
+    of one, is none.
+
+    Raises:
+        UsageError: naming the first that is not one.
+    """
     meant = {"self", *inspect.signature(render_messages).parameters}
     meant |= {*inspect.signature(tokenizer.apply_chat_template).parameters} - {_VARIABLE}
+    meant |= set(_OWN)
     for name in variables:
         is_name = isinstance(name, str) and name.isidentifier()
         if is_name and name in meant:
@@ -71,5 +78,5 @@ def _check_variables(
                 f"chat_template_kwargs: {name!r} is not the template's: it says how a template is applied.",
                 hint="Leave it out.",
             )
-        if not is_name or not re.search(rf"\b{re.escape(name)}\b", text):
+        if not is_name or not re.search(rf"\b{re.escape(name)}\b", template):
             raise UsageError(f"chat_template_kwargs: the model's template has no variable {str(name)[:100]!r}.")

@@ -183,11 +183,12 @@ def _token_ids(given: Any) -> list[int]:
         if isinstance(given[wrong], bool):
             raise UsageError(f"token ids must be integers, {found}")
         raise UsageError(f"a prompt is a string or a list of token ids, {found}")
-    return [int(item) for item in given]
+    return list(map(int, given))
 
 
 def _is_integer(item: Any) -> bool:
-    return isinstance(item, Integral) and not isinstance(item, bool)
+    # The first alone for most: to ask for an abstract class takes longer, and long prompts ask often.
+    return type(item) is int or (isinstance(item, Integral) and not isinstance(item, bool))
 
 
 def _is_array(given: Any) -> bool:

@@ -113,8 +113,7 @@ def read_strictly(schema: dict[str, Any]) -> dict[str, Any]:
         ValueError: an object has more optional properties than the library can look at, or a number is one that it
             would enforce as another.
     """
-    for node in _nodes(schema):
-        check_numbers(node)
+    check_numbers(schema)
     objects = [node for node in _nodes(schema) if node.keys() & {"properties", "patternProperties"}]
     for node in objects:
         _check_optional(node)
@@ -163,8 +162,7 @@ def _choice(text: str) -> dict[str, Any]:
 def _grammar(text: str) -> dict[str, Any]:
     from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-    for node in _nodes(list(inline_schemas(text))):
-        check_numbers(node)
+    check_numbers(list(inline_schemas(text)))
     try:
         return {"lark_grammar": any_to_lark(text)}
     except GbnfToLarkError as error:

@@ -7,6 +7,7 @@ Here stands what is lost on the way.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -14,6 +15,10 @@ from typing import Any, TypeGuard
 
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LITERALS = ("const", "enum")
+#: Keywords that bind nothing, whatever stands there.
+_ANNOTATIONS = ("default", "example", "examples", "title", "description", "$comment")
+#: Keywords whose objects are no schemas, but have names for them.
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 #: Integers up to here have doubles for both of their neighbours.
 _LARGEST = 2**53 - 1
 #: Digits that every double keeps of a fraction.
@@ -24,18 +29,31 @@ _MULTIPLE = 10**9
 _INLINE = re.compile(r"%json\s*(?=\{)")
 
 
+class Written(float):
+    """A number that knows how it was written."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Written:
+        made = super().__new__(cls, text)
+        if math.isinf(made):
+            raise ValueError(f"the number {text[:40]} is larger than a double can be")
+        made.text = text
+        return made
+
+
 def parse_schema(text: str) -> Any:
-    """The value of a JSON text.
+    """The value of a JSON text, its fractions as `Written`.
 
     Raises:
-        ValueError: it is none, or a number in it is not what a double would make of it.
+        ValueError: it is none, or a number in it is larger than a double can be.
     """
-    return json.loads(text, parse_float=_as_written)
+    return json.loads(text, parse_float=Written)
 
 
 def inline_schemas(grammar: str) -> Iterator[Any]:
     """The schemas that stand in a grammar behind ``%json``. What is no JSON is left for the library to say."""
-    decoder = json.JSONDecoder(parse_float=_as_written)
+    decoder = json.JSONDecoder(parse_float=Written)
     for found in _INLINE.finditer(grammar):
         try:
             yield decoder.raw_decode(grammar, found.end())[0]
@@ -43,12 +61,33 @@ def inline_schemas(grammar: str) -> Iterator[Any]:
             continue
 
 
-def check_numbers(node: Mapping[str, Any]) -> None:
-    """Refuse numbers of one schema that would be enforced as others.
+def check_numbers(schema: Any) -> None:
+    """Refuse numbers of a schema, and of those inside it, that would be enforced as others.
 
     Raises:
         ValueError: naming keyword and number.
     """
+    for node in _schemas(schema):
+        _check_own(node)
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all inside it; not what only looks like one, as an example does, or a property called "enum"."""
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            yield node
+            for keyword, value in node.items():
+                if keyword in _BY_NAME and isinstance(value, dict):
+                    pending += value.values()
+                elif keyword not in (*_LITERALS, *_ANNOTATIONS):
+                    pending.append(value)
+
+
+def _check_own(node: Mapping[str, Any]) -> None:
     for keyword in _LITERALS:
         for number in _numbers(node.get(keyword)):
             _check_size(keyword, number)
@@ -64,16 +103,11 @@ def check_numbers(node: Mapping[str, Any]) -> None:
 
 
 def _check_size(keyword: str, number: int | float) -> None:
+    if isinstance(number, Written) and Decimal(repr(float(number))) != Decimal(number.text):
+        raise ValueError(f"{keyword} has {number.text[:40]}, which has more digits than a double")
     if abs(number) > _LARGEST:
         shown = str(number) if abs(number) < 10**40 else "a number of over 40 digits"
         raise ValueError(f"{keyword} has {shown}, and numbers are enforced up to 2^53 - 1 ({_LARGEST}) only")
-
-
-def _as_written(text: str) -> float:
-    value = float(text)
-    if Decimal(repr(value)) != Decimal(text):
-        raise ValueError(f"the number {text[:40]} has more digits, or is larger, than a double can be")
-    return value
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 #: Items of a list that are written at once.
@@ -59,7 +60,7 @@ def short_json(value: Any) -> bytes:
 
 def json_bytes(value: Any) -> bytes:
     """``value`` as JSON in UTF-8, without spaces. Keys are strings; lists may be `Shaped`."""
-    return b"".join(_parts(value, _LEVELS, {}))
+    return b"".join(_parts(value, _LEVELS, _Shared(value)))
 
 
 def json_blocks(value: Any) -> list[bytes]:
@@ -67,7 +68,7 @@ def json_blocks(value: Any) -> list[bytes]:
     blocks: list[bytes] = []
     small: list[bytes] = []
     size = 0
-    for part in _parts(value, _LEVELS, {}):
+    for part in _parts(value, _LEVELS, _Shared(value)):
         if len(part) < _BLOCK:
             small.append(part)
             size += len(part)
@@ -79,28 +80,56 @@ def json_blocks(value: Any) -> list[bytes]:
     return [*blocks, b"".join(small)] if small else blocks
 
 
-def _parts(value: Any, levels: int, known: dict[int, list[bytes]]) -> Iterator[bytes]:
+def _parts(value: Any, levels: int, shared: _Shared) -> Iterator[bytes]:
     if levels > 0 and isinstance(value, dict):
-        yield from _dict(value, levels, known)
+        yield from _dict(value, levels, shared)
     elif levels > 1 and isinstance(value, list):
         yield b"["
         for number, item in enumerate(value):
             yield b"," if number else b""
-            yield from _parts(item, levels - 1, known)
+            yield from _parts(item, levels - 1, shared)
         yield b"]"
     elif isinstance(value, list | Shaped) and len(value) > _RUN:
-        # Choices of one prompt share its log-probabilities: one object, written once.
-        yield from known.get(id(value)) or known.setdefault(id(value), list(_runs(value)))
+        yield from shared.runs(value)
     else:
         yield short_json(value)
 
 
-def _dict(value: dict[str, Any], levels: int, known: dict[int, list[bytes]]) -> Iterator[bytes]:
+def _dict(value: dict[str, Any], levels: int, shared: _Shared) -> Iterator[bytes]:
     yield b"{"
     for number, (key, item) in enumerate(value.items()):
         yield (b"," if number else b"") + short_json(key) + b":"
-        yield from _parts(item, levels - 1, known)
+        yield from _parts(item, levels - 1, shared)
     yield b"}"
+
+
+class _Shared:
+    """Long lists that an answer holds more than once, as choices do the log-probabilities of their prompt. They are
+    written once; of all others nothing is kept."""
+
+    def __init__(self, answer: Any) -> None:
+        self._counts = Counter(map(id, _long_lists(answer, _LEVELS)))
+        self._written: dict[int, list[bytes]] = {}
+
+    def runs(self, value: Sequence[Any]) -> Iterable[bytes]:
+        if self._counts[id(value)] < 2:
+            return _runs(value)
+        if id(value) not in self._written:
+            self._written[id(value)] = list(_runs(value))
+        return self._written[id(value)]
+
+
+def _long_lists(value: Any, levels: int) -> Iterator[Sequence[Any]]:
+    if levels > 0 and isinstance(value, dict):
+        inner: Iterable[Any] = value.values()
+    elif levels > 1 and isinstance(value, list):
+        inner = value
+    else:
+        if isinstance(value, list | Shaped) and len(value) > _RUN:
+            yield value
+        return
+    for item in inner:
+        yield from _long_lists(item, levels - 1)
 
 
 def _runs(value: Sequence[Any]) -> Iterator[bytes]:

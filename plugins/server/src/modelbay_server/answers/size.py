@@ -66,7 +66,7 @@ def bounded(
     lengths = [len(fit_prompt(prompt, said, longest)) for prompt in prompts]
     count = _Count(said.n, lengths, entries)
     room = [longest - length for length in lengths]
-    if said.max_tokens is None:
+    if said.max_tokens is None and entries.output:
         fits = count.fitting(most)
         if 0 < fits < max(room) and fits >= said.min_tokens:
             return params.replace(max_tokens=fits)
@@ -83,10 +83,9 @@ class _Count:
     entries: Entries
 
     def fitting(self, most: int) -> int:
-        """Output tokens of each sequence that fit."""
+        """Output tokens of each sequence that fit, where each of them has entries."""
         left = most - self.n * sum(self.lengths) * self.entries.prompt
-        each = self.n * len(self.lengths) * self.entries.output
-        return left // each if each else most
+        return left // (self.n * len(self.lengths) * self.entries.output)
 
     def check(self, output: int, most: int) -> None:
         """``output``: tokens of one sequence of each prompt, together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -37,7 +37,8 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState, lengt
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.model(served))
         form = tool_form(state.settings.tool_call_parser, template_text(model))
-        tools, params = await state.with_text(length, partial(with_tools, body, params, form))
+        forced = length if body.forced_functions is not None else 0  # a grammar is made of them
+        tools, params = await state.with_text(forced, partial(with_tools, body, params, form))
         read = partial(
             read_chat,
             model,
@@ -50,11 +51,13 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState, lengt
             prefix=tools.prefix if tools else "",
         )
         prompt = await state.with_text(length, read, media=has_media(messages))
+        held = None
         if params.structured_outputs is not None or params.bad_words:
-            stack.enter_context(nullcontext(await state.beside(partial(prepare, model, params))))
+            held = await state.beside(partial(prepare, model, params))
         params = bounded(body, params, [prompt], model, state.settings.max_answer_entries)
         job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
         await job.admitted()
+        del held
         answer = ChatAnswer(body, model, tools)
         if body.stream:
             return EventStream(answer.pieces(job, state.answering), stack.pop_all())

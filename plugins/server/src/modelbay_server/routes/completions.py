@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -35,13 +35,15 @@ async def _answer(body: CompletionBody, served: ServedModel, state: ServerState)
         length = sum(len(prompt) for prompt in body.prompt)
         read = partial(read_prompts, model, body.prompt, params, add_special_tokens=body.add_special_tokens)
         prompts = await state.with_text(length, read)
+        held = None
         if params.structured_outputs is not None or params.bad_words:
-            stack.enter_context(nullcontext(await state.beside(partial(prepare, model, params))))
+            held = await state.beside(partial(prepare, model, params))
         params = bounded(body, params, prompts, model, state.settings.max_answer_entries)
         job = stack.enter_context(
             model.loop.submit([Item(prompt, params) for prompt in prompts], stream=bool(body.stream))
         )
         await job.admitted()
+        del held
         answer = CompletionAnswer(body, model)
         if body.stream:
             return EventStream(answer.pieces(job, state.answering), stack.pop_all())
