@@ -63,6 +63,12 @@ def test_t4_variables_of_the_template_reach_it(llm: LLM, tmp_path: Path) -> None
     assert prompt_of(llm, {}) == prompt_of(llm, None)
 
 
+@pytest.mark.parametrize("value", [False, None, "", [], {}])
+def test_a_template_does_without_what_is_not_asked_for(llm: LLM, value: Any) -> None:
+    """As clients send enable_thinking = False to whatever model."""
+    assert prompt_of(llm, {"enable_thinking": value}) == prompt_of(llm, None)
+
+
 @pytest.mark.parametrize(
     "name",
     ["tokenize", "prompt_room", "untrusted", "messages", "conversation", "tokenizer", "vocab_size", "media", "self",

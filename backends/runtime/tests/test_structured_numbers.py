@@ -52,6 +52,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "multipleOf": 10**9}, "multipleOf has 1000000000, and is enforced below"),
     ('{"const": 0.10000000000000000555}', "const has 0.10000000000000000555, which has more digits"),
     ('{"type": "number", "minimum": 9007199254740993.0}', "minimum has 9007199254740993.0, which has more digits"),
+    ('{"const": 1e-99999999999999999999999999}', "const has 1e-9999"),
     ('{"const": 1e400}', "the number 1e400 is larger"),
 ]  # fmt: skip
 

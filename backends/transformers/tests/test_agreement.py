@@ -82,6 +82,21 @@ def test_c5_a_head_that_the_config_has_wrong_is_corrected_in_the_trace(tmp_path:
     assert "sliding.rotary_dim corrected: probe" in rope.source
 
 
+@pytest.mark.parametrize("max_model_len", [8, 64, None])
+def test_c5_slow_dimensions_are_seen_however_short_the_texts(max_model_len: int | None, tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 32768, "rope_theta": 1e7}
+    path = tiny_checkpoint(
+        tmp_path, "glm", head_dim=128, rope_parameters={**yarn, "partial_rotary_factor": 0.5},
+        max_position_embeddings=131072,
+    )  # fmt: skip
+    resolution = resolve(
+        str(path), model_impl="transformers", dtype="float32", max_model_len=max_model_len, max_num_batched_tokens=8,
+        kv_cache_memory_bytes=1 << 28,
+    )  # fmt: skip
+    build_model(resolution)
+    assert resolution.trace.find("dimensions of a head that turn").answer == "64 of 128"
+
+
 def test_layers_without_rope_among_others_are_no_contradiction(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "smollm3", no_rope_layers=[1, 0], num_hidden_layers=2)
     assert built(path).find("dimensions of a head that turn").answer == "16 of 16"

@@ -23,6 +23,9 @@ from modelbay_transformers.spread import mark_hidden
 
 #: Tokens of this run: not the probe's number, by whose size it is seen that tokens are mixed.
 _TOKENS = TOKENS + 2
+#: The slowest dimensions turn by less than a number in float32 tells within a short sequence: so positions lie far
+#: apart, however short what will be served is.
+_FAR = 1 << 20
 
 
 class _Enough(BaseException):
@@ -35,8 +38,13 @@ def turning_dimensions(base: nn.Module, kinds: Mapping[nn.Module, str], longest:
 
     Args:
         kinds: attention module -> its kind.
-        longest: the longest sequence that will be served, in tokens: positions of the run are spread over it.
+        longest: the longest sequence that will be served, in tokens. Positions of the run are spread over it where
+            the model has none beyond.
     """
+    return _look(base, kinds, max(longest, _FAR)) or _look(base, kinds, longest)
+
+
+def _look(base: nn.Module, kinds: Mapping[nn.Module, str], longest: int) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def look(module: nn.Module, q: Any, k: torch.Tensor, v: torch.Tensor, mask: Any, facts: Any) -> torch.Tensor:

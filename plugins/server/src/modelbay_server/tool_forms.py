@@ -254,6 +254,8 @@ def _call(value: Any) -> Call:
 
 def _arguments(written: Any) -> str:
     """JSON text of the object that ``written`` is, or, as some models write it, is the text of; none means ``{}``."""
+    if isinstance(written, str) and not written.strip():
+        written = None
     if isinstance(written, str):
         text = written
         written, end = _json_at(text, 0)

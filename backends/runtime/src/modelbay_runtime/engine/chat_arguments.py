@@ -62,8 +62,9 @@ def _template(tokenizer: Any, chat_template: str | None, media: MediaReader) -> 
 
 
 def check_variables(variables: Mapping[Any, Any], template: str, tokenizer: Any) -> None:
-    """Only variables that the template reads. What says how a template is applied, as another template does or the path
-    of one, is none.
+    """Only variables that the template reads, or that are false, null or empty: a template without
+    ``enable_thinking`` does as ``False`` asks. What says how a template is applied, as another template does or the
+    path of one, is none.
 
     Raises:
         UsageError: naming the first that is not one.
@@ -78,5 +79,10 @@ def check_variables(variables: Mapping[Any, Any], template: str, tokenizer: Any)
                 f"chat_template_kwargs: {name!r} is not the template's: it says how a template is applied.",
                 hint="Leave it out.",
             )
-        if not is_name or not re.search(rf"\b{re.escape(name)}\b", template):
-            raise UsageError(f"chat_template_kwargs: the model's template has no variable {str(name)[:100]!r}.")
+        if is_name and (_is_nothing(variables[name]) or re.search(rf"\b{re.escape(name)}\b", template)):
+            continue
+        raise UsageError(f"chat_template_kwargs: the model's template has no variable {str(name)[:100]!r}.")
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, bool | str | list | dict) and not value)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypeGuard
 
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -40,6 +40,13 @@ class Written(float):
             raise ValueError(f"the number {text[:40]} is larger than a double can be")
         made.text = text
         return made
+
+    def is_exact(self) -> bool:
+        """Whether it is what was written."""
+        try:
+            return Decimal(repr(float(self))) == Decimal(self.text)
+        except InvalidOperation:  # an exponent that no decimal has
+            return False
 
 
 def parse_schema(text: str) -> Any:
@@ -103,7 +110,7 @@ def _check_own(node: Mapping[str, Any]) -> None:
 
 
 def _check_size(keyword: str, number: int | float) -> None:
-    if isinstance(number, Written) and Decimal(repr(float(number))) != Decimal(number.text):
+    if isinstance(number, Written) and not number.is_exact():
         raise ValueError(f"{keyword} has {number.text[:40]}, which has more digits than a double")
     if abs(number) > _LARGEST:
         shown = str(number) if abs(number) < 10**40 else "a number of over 40 digits"
