@@ -408,8 +408,9 @@ def test_ctrl_c_while_ranks_start_leaves_nothing(llama: Path, tmp_path: Path) ->
     """Sent to every process of the terminal's group, as a terminal does; the ranks say nothing about it."""
     script = tmp_path / "run.py"
     script.write_text(
-        "import modelbay_runtime.llm\nfrom modelbay import LLM\nprint('ready', flush=True)\n"
-        f"LLM({str(llama)!r}, **{_OPTIONS!r}, data_parallel_size=2)\n"
+        "import time\nimport modelbay_runtime.llm\nfrom modelbay import LLM\nprint('ready', flush=True)\n"
+        f"llm = LLM({str(llama)!r}, **{_OPTIONS!r}, data_parallel_size=2)\n"
+        "time.sleep(60)\n"  # not at its end already, however late the signal comes
     )
     process = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
