@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from modelbay.tokenizer.cuts import Cuts, find_cuts
+from modelbay.tokenizer.cuts import Cuts, described, find_cuts
 
 #: Where a tokenizer that was switched to another engine keeps the one it had, for what the other does not do.
 ORIGINAL_ENGINE = "_modelbay_original_engine"
@@ -231,8 +231,7 @@ def _on_engine(tokenizer: Any, engine: Any) -> Any:
 
 def _lower_first(engine: Any) -> None:
     """The normaliser is made by the engine's own class of its description: the Rust package is not imported here."""
-    own = None if engine.normalizer is None else json.loads(engine.normalizer.__getstate__())
-    parts = [] if own is None else own["normalizers"] if own["type"] == "Sequence" else [own]
+    parts = list(described(engine.normalizer))
     if any(part["type"] == "Lowercase" for part in parts):
         return
     normalizer = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}

@@ -111,7 +111,7 @@ def find_cuts(engine: Any, vocab: Mapping[str, int], added: Iterable[Any]) -> Cu
         added: its ``AddedToken``s.
     """
     tokens = list(added)
-    normalizers, splitters = list(_parts(engine.normalizer)), list(_parts(engine.pre_tokenizer))
+    normalizers, splitters = list(described(engine.normalizer)), list(described(engine.pre_tokenizer))
     if getattr(engine.model, "dropout", None) or not all(map(_is_local, normalizers)):
         return Cuts()
     ends = _word_ends(normalizers, splitters)
@@ -130,7 +130,7 @@ def find_cuts(engine: Any, vocab: Mapping[str, int], added: Iterable[Any]) -> Cu
     )
 
 
-def _parts(component: Any) -> Iterator[dict[str, Any]]:
+def described(component: Any) -> Iterator[dict[str, Any]]:
     """The steps of a normaliser or a pre-tokenizer, as tokenizer.json writes them."""
     if component is None:
         return

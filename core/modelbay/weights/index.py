@@ -62,6 +62,11 @@ class FileNames:
     whole: str
     patterns: tuple[tuple[str, ...], ...]
 
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All patterns."""
+        return tuple(pattern for group in self.patterns for pattern in group)
+
 
 def select_files(files: ModelFiles, names: FileNames) -> tuple[str, ...]:
     """The weight files of one format, relative names, sorted.
@@ -69,9 +74,8 @@ def select_files(files: ModelFiles, names: FileNames) -> tuple[str, ...]:
     Raises:
         WeightsError: the index is malformed, or names files that are absent.
     """
-    every = tuple(pattern for group in names.patterns for pattern in group)
     if files.entry is not None:
-        return (files.entry,) if any(fnmatchcase(files.entry, pattern) for pattern in every) else ()
+        return (files.entry,) if any(fnmatchcase(files.entry, pattern) for pattern in names.every) else ()
     for index in names.indexes:
         if files.has(index):
             return _indexed(files, index)
@@ -88,8 +92,7 @@ def trace_files(files: ModelFiles, names: FileNames, selected: Sequence[str], tr
     """
     if files.entry is not None or not selected:
         return
-    every = tuple(pattern for group in names.patterns for pattern in group)
-    rest = [name for name in _in_root(files, every) if name not in selected]
+    rest = [name for name in _in_root(files, names.every) if name not in selected]
     index = next((name for name in names.indexes if files.has(name)), None)
     if rest:
         reason = f"{index} decides, and does not name it" if index else "what is read has a standard name"

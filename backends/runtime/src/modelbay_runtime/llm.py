@@ -235,10 +235,10 @@ class LLM:
             UsageError: the model does neither, or a text cannot be served; nothing runs then.
         """
         queries, texts = calls.paired(query, documents)
-        said = {"prompt_name": prompt_name, "prompt": prompt}
+        before = calls.query_prompt(self, prompt_name, prompt)
         if self.resolution.task == "classify":
-            return self._pool(*calls.score_prompts(self, queries, texts, pooling_params, **said), use_tqdm)
-        given, places = calls.bi_encoder_prompts(self, queries, texts, pooling_params, **said)
+            return self._pool(*calls.score_prompts(self, queries, texts, pooling_params, before), use_tqdm)
+        given, places = calls.bi_encoder_prompts(self, queries, texts, pooling_params)
         return calls.cosines(self._pool(*given, use_tqdm), places)
 
     def _pool(

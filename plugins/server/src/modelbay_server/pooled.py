@@ -42,9 +42,12 @@ async def score(
 
     length = sum(map(len, queries)) + sum(map(len, documents))
     if served.resolution.task == "classify":
-        return await pool(
-            served, state, length, lambda m: calls.score_prompts(m.llm, list(queries), list(documents), params)
-        )
+
+        def pairs(model: LoadedModel) -> Given:
+            before = calls.query_prompt(model.llm, None, None)
+            return calls.score_prompts(model.llm, list(queries), list(documents), params, before)
+
+        return await pool(served, state, length, pairs)
     places: list[tuple[int, int]] = []
 
     def prepare(model: LoadedModel) -> Given:

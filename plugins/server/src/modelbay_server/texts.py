@@ -9,6 +9,7 @@ from typing import Any
 
 from modelbay.errors import UsageError
 from modelbay.tokenizer import check_token_ids, encode_prompt
+from modelbay.tokenizer import template_text as tokenizer_template
 from modelbay_runtime.engine.chat_arguments import check_variables
 from modelbay_runtime.engine.prompts import Prompt, PromptRoom, encode_text, read_prompt
 from modelbay_runtime.sampling_params import SamplingParams
@@ -93,8 +94,8 @@ def prepare(model: LoadedModel, params: SamplingParams) -> Any:
 
 def template_text(model: LoadedModel) -> str:
     """The model's chat template; all of them, where it has several; "" where it has none."""
-    template = getattr(model.tokenizer, "chat_template", None) or ""
-    return "\n".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
+    has_one = bool(getattr(model.tokenizer, "chat_template", None))
+    return tokenizer_template(model.tokenizer) if has_one else ""
 
 
 def decode(model: LoadedModel, token_ids: Sequence[int]) -> str:

@@ -254,12 +254,10 @@ def _call(value: Any) -> Call:
 
 def _arguments(written: Any) -> str:
     """JSON text of the object that ``written`` is, or, as some models write it, is the text of; none means ``{}``."""
-    if isinstance(written, str) and not written.strip():
-        written = None
     if isinstance(written, str):
-        text = written
+        text = written.strip() or "null"
         written, end = _json_at(text, 0)
-        if _skip_space(text, end) != len(text):
+        if end != len(text):
             raise NoCallError
     if written is None:
         written = {}

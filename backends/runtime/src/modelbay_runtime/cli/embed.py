@@ -9,8 +9,7 @@ import click
 from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import counted
-from modelbay.errors import UsageError
-from modelbay_runtime.cli.flags import Flags, at_flag, params_of
+from modelbay_runtime.cli.flags import Flags, at_flag, check_one_prompt, params_of
 from modelbay_runtime.cli.texts import FORMATS, at_its_line, read_lines, size_of, windows
 from modelbay_runtime.cli.vectors import open_writer
 from modelbay_runtime.sampling_params import POOLING_TYPES
@@ -59,8 +58,7 @@ def command(
         "--truncate": ("truncate_prompt_tokens", truncate),
     }
     params = params_of(flags)
-    if before is not None and prompt_name is not None:
-        raise UsageError("--prompt and --prompt-name were both given; give one.")
+    check_one_prompt(before, prompt_name)
     with interrupts_wait():
         from modelbay_runtime.llm import LLM
         from modelbay_runtime.pooling.calls import check_embeds

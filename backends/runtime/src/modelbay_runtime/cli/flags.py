@@ -31,6 +31,14 @@ def params_of(flags: Flags, check: Callable[[PoolingParams], object] = lambda pa
     return PoolingParams(**values)
 
 
+def check_one_prompt(prompt: str | None, prompt_name: str | None) -> None:
+    """Raises:
+    UsageError: a text to put before others was given, and the name of one too.
+    """
+    if prompt is not None and prompt_name is not None:
+        raise UsageError("--prompt and --prompt-name were both given; give one.")
+
+
 def at_flag(flag: str, run: Callable[[], object]) -> None:
     """``run()``; an error names the flag that it is about.
 

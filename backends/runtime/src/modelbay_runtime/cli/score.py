@@ -11,7 +11,7 @@ from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json
 from modelbay.errors import UsageError
-from modelbay_runtime.cli.flags import Flags, at_flag, params_of
+from modelbay_runtime.cli.flags import Flags, at_flag, check_one_prompt, params_of
 from modelbay_runtime.cli.texts import FORMATS, Line, at_its_line, read_lines, windows
 from modelbay_runtime.sampling_params import PoolingParams
 
@@ -58,8 +58,7 @@ def command(
         "--raw": ("use_activation", False if raw else None),
     }
     params = params_of(flags)
-    if before is not None and prompt_name is not None:
-        raise UsageError("--prompt and --prompt-name were both given; give one.")
+    check_one_prompt(before, prompt_name)
     prompts = {"prompt_name": prompt_name, "prompt": before}
     with interrupts_wait():
         from modelbay_runtime.cli.opening import open_llm
@@ -70,7 +69,7 @@ def command(
         params_of(flags, lambda given: check_scores(llm, given))
         at_flag("--prompt-name", lambda: query_prompt(llm, prompt_name, None))
         at_flag("--prompt", lambda: query_prompt(llm, None, before))
-        at_flag("QUERY", lambda: check_query(llm, query, params, **prompts))
+        at_flag("QUERY", lambda: check_query(llm, query, params, query_prompt(llm, **prompts)))
         for score, line in _scores(llm, query, documents, input_format, params, prompts):
             if top is None and not as_json:
                 click.echo(f"{score:.6f}\t{line.prompt}")

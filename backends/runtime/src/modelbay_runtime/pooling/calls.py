@@ -155,25 +155,18 @@ def query_prompt(llm: LLM, prompt_name: str | None, prompt: str | None) -> str:
 
 
 def score_prompts(
-    llm: LLM,
-    queries: list[str],
-    documents: list[str],
-    params: PoolingParams | None,
-    *,
-    prompt_name: str | None = None,
-    prompt: str | None = None,
+    llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None, before: str
 ) -> Given:
     """Pairs for a cross-encoder.
 
     Args:
-        prompt_name, prompt: what is put before each query: see `query_prompt`.
+        before: what is put before each query: see `query_prompt`.
 
     Raises:
         UsageError: the classifier has more than one label.
     """
     spec, config, engine = llm.resolution.pooling, llm.resolution.config, llm.engine
     assert spec is not None, "a classifier has a pooling spec"
-    before = query_prompt(llm, prompt_name, prompt)
     wanted = check_scores(llm, params)
     prompts = numbered(
         list(zip(queries, documents, strict=True)),
@@ -186,9 +179,7 @@ def score_prompts(
     return prompts, [wanted] * len(prompts)
 
 
-def check_query(
-    llm: LLM, query: str, params: PoolingParams | None, *, prompt_name: str | None = None, prompt: str | None = None
-) -> None:
+def check_query(llm: LLM, query: str, params: PoolingParams | None, before: str) -> None:
     """Raises:
     UsageError: this query cannot be served, whatever the document.
     """
@@ -196,27 +187,17 @@ def check_query(
     if llm.resolution.task != "classify":
         _check(llm, [_one(llm, query, wanted, prompt_for(llm.resolution.pooling, QUERY))], [wanted])
     elif query:  # what an empty one makes is the document's affair
-        score_prompts(llm, [query], [""], params, prompt_name=prompt_name, prompt=prompt)
+        score_prompts(llm, [query], [""], params, before)
 
 
 def bi_encoder_prompts(
-    llm: LLM,
-    queries: list[str],
-    documents: list[str],
-    params: PoolingParams | None,
-    *,
-    prompt_name: str | None = None,
-    prompt: str | None = None,
+    llm: LLM, queries: list[str], documents: list[str], params: PoolingParams | None
 ) -> tuple[Given, list[tuple[int, int]]]:
     """Each different text once, and for every pair the places of its two.
-
-    Args:
-        prompt_name, prompt: there must be none: which side would it be for?
 
     Raises:
         UsageError: naming the first pair that cannot be served by its index.
     """
-    query_prompt(llm, prompt_name, prompt)
     wanted = check_scores(llm, params)
     spec = llm.resolution.pooling
     before = (prompt_for(spec, QUERY), prompt_for(spec, DOCUMENT))

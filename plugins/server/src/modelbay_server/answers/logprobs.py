@@ -52,14 +52,10 @@ def completion_logprobs(
 def _by_text(position: Mapping[int, Any], token_id: int, k: int) -> dict[str, float]:
     """Text to log-probability. Several tokens may read alike: the likeliest of them counts."""
     found: dict[str, float] = {}
-    for entry in [*_top(position, k), position[token_id]]:
+    for entry in (position[shown] for shown in (*_top_ids(position, k), token_id)):
         text, logprob = _text(entry), _number(entry.logprob)
         found[text] = max(logprob, found.get(text, logprob))
     return found
-
-
-def _top(position: Mapping[int, Any], k: int) -> list[Any]:
-    return [position[token_id] for token_id in _top_ids(position, k)]
 
 
 def _top_ids(position: Mapping[int, Any], k: int) -> list[int]:

@@ -9,14 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from modelbay_server.answers.chat import ChatAnswer
-from modelbay_server.answers.size import bounded
 from modelbay_server.bodies import JsonRoute
-from modelbay_server.engine_loop import Item
+from modelbay_server.generated import generate
 from modelbay_server.models import ServedModel
 from modelbay_server.schemas.chat import ChatBody, has_media, plain_messages
 from modelbay_server.state import ServerState, State
-from modelbay_server.streaming import EventStream, json_answer, until_disconnect
-from modelbay_server.texts import prepare, read_chat, template_text
+from modelbay_server.streaming import until_disconnect
+from modelbay_server.texts import read_chat, template_text
 from modelbay_server.tool_forms import tool_form
 from modelbay_server.tool_requests import with_tools
 
@@ -51,15 +50,4 @@ async def _answer(body: ChatBody, served: ServedModel, state: ServerState, lengt
             prefix=tools.prefix if tools else "",
         )
         prompt = await state.with_text(length, read, media=has_media(messages))
-        held = None
-        if params.structured_outputs is not None or params.bad_words:
-            held = await state.beside(partial(prepare, model, params))
-        params = bounded(body, params, [prompt], model, state.settings.max_answer_entries)
-        job = stack.enter_context(model.loop.submit([Item(prompt, params)], stream=bool(body.stream)))
-        await job.admitted()
-        del held
-        answer = ChatAnswer(body, model, tools)
-        if body.stream:
-            return EventStream(answer.pieces(job, state.answering), stack.pop_all())
-        outputs = await job.results()
-        return await json_answer(answer.entries.in_answer(outputs), partial(answer.whole, outputs), state.answering)
+        return await generate(body, params, [prompt], model, state, stack, lambda: ChatAnswer(body, model, tools))

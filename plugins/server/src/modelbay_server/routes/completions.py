@@ -9,14 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from modelbay_server.answers.completions import CompletionAnswer
-from modelbay_server.answers.size import bounded
 from modelbay_server.bodies import JsonRoute
-from modelbay_server.engine_loop import Item
+from modelbay_server.generated import generate
 from modelbay_server.models import ServedModel
 from modelbay_server.schemas.completions import CompletionBody
 from modelbay_server.state import ServerState, State
-from modelbay_server.streaming import EventStream, json_answer, until_disconnect
-from modelbay_server.texts import prepare, read_prompts
+from modelbay_server.streaming import until_disconnect
+from modelbay_server.texts import read_prompts
 
 router = APIRouter(route_class=JsonRoute, tags=["generate"])
 
@@ -35,17 +34,4 @@ async def _answer(body: CompletionBody, served: ServedModel, state: ServerState)
         length = sum(len(prompt) for prompt in body.prompt)
         read = partial(read_prompts, model, body.prompt, params, add_special_tokens=body.add_special_tokens)
         prompts = await state.with_text(length, read)
-        held = None
-        if params.structured_outputs is not None or params.bad_words:
-            held = await state.beside(partial(prepare, model, params))
-        params = bounded(body, params, prompts, model, state.settings.max_answer_entries)
-        job = stack.enter_context(
-            model.loop.submit([Item(prompt, params) for prompt in prompts], stream=bool(body.stream))
-        )
-        await job.admitted()
-        del held
-        answer = CompletionAnswer(body, model)
-        if body.stream:
-            return EventStream(answer.pieces(job, state.answering), stack.pop_all())
-        outputs = await job.results()
-        return await json_answer(answer.entries.in_answer(outputs), partial(answer.whole, outputs), state.answering)
+        return await generate(body, params, prompts, model, state, stack, lambda: CompletionAnswer(body, model))
