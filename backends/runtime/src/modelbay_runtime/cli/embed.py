@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ from modelbay.cli.interrupt import interrupts_wait
 from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import counted
 from modelbay_runtime.cli.flags import Flags, at_flag, check_one_prompt, params_of
-from modelbay_runtime.cli.texts import FORMATS, at_its_line, read_lines, size_of, windows
+from modelbay_runtime.cli.texts import FORMATS, in_windows, size_of
 from modelbay_runtime.cli.vectors import open_writer
 from modelbay_runtime.sampling_params import POOLING_TYPES
 
@@ -70,15 +71,10 @@ def command(
         writer, complete = open_writer(output), False
         try:
             with progress_bar(size_of(source) or 0, "Bytes", output != "-") as bar:
-                for window in windows(read_lines(source, input_format), _WINDOW):
-                    prompts = [line.prompt for line in window]
-                    outputs = at_its_line(
-                        source,
-                        window,
-                        lambda prompts=prompts: llm.embed(  # type: ignore[misc]
-                            prompts, params, prompt_name=prompt_name, prompt=before, use_tqdm=False
-                        ),
-                    )
+                embed = partial(
+                    llm.embed, pooling_params=params, prompt_name=prompt_name, prompt=before, use_tqdm=False
+                )
+                for window, outputs in in_windows(source, input_format, _WINDOW, embed):
                     writer.write([line.id for line in window], [found.embedding for found in outputs])
                     bar.update(sum(line.size for line in window))
             complete = True

@@ -12,7 +12,7 @@ from modelbay.cli.options import engine_kwargs_from, engine_options
 from modelbay.cli.output import print_json
 from modelbay.errors import UsageError
 from modelbay_runtime.cli.flags import Flags, at_flag, check_one_prompt, params_of
-from modelbay_runtime.cli.texts import FORMATS, Line, at_its_line, read_lines, windows
+from modelbay_runtime.cli.texts import FORMATS, Line, in_windows
 from modelbay_runtime.sampling_params import PoolingParams
 
 _WINDOW = 1024
@@ -89,13 +89,10 @@ def command(
 def _scores(
     llm: Any, query: str, documents: str, input_format: str, params: PoolingParams, prompts: Mapping[str, str | None]
 ) -> Iterator[tuple[float, Line]]:
-    for window in windows(read_lines(documents, input_format), _WINDOW):
-        texts = [line.prompt for line in window]
-        outputs = at_its_line(
-            documents,
-            window,
-            lambda texts=texts: llm.score(query, texts, params, use_tqdm=False, **prompts),  # type: ignore[misc]
-        )
+    def run(texts: list[str]) -> list[Any]:
+        return llm.score(query, texts, params, use_tqdm=False, **prompts)
+
+    for window, outputs in in_windows(documents, input_format, _WINDOW, run):
         yield from zip((output.score for output in outputs), window, strict=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -96,26 +97,22 @@ def _shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-    """So many lines at a time."""
-    found: list[Line] = []
-    for line in lines:
-        found.append(line)
-        if len(found) == size:
-            yield found
-            found = []
-    if found:
-        yield found
-
-
-def at_its_line(name: str, window: list[Line], run: Callable[[], Any]) -> Any:
-    """``run()``; an error about one prompt says which line that was.
+def in_windows(
+    name: str, input_format: str, size: int, run: Callable[[list[Any]], list[Any]]
+) -> Iterator[tuple[list[Line], list[Any]]]:
+    """So many lines at a time, with what ``run`` makes of their texts.
 
     Raises:
-        UsageError: as ``run`` raised it.
+        UsageError: as ``run`` raised it; what is about one prompt says which line that was.
     """
+    lines = read_lines(name, input_format)
+    while window := list(itertools.islice(lines, size)):
+        yield window, _at_its_line(name, window, run)
+
+
+def _at_its_line(name: str, window: list[Line], run: Callable[[list[Any]], list[Any]]) -> list[Any]:
     try:
-        return run()
+        return run([line.prompt for line in window])
     except UsageError as error:
         index = getattr(error, "prompt_index", None)
         if index is None:  # wrong whatever the line
